@@ -118,9 +118,9 @@ def _rules() -> dict[str, str]:
     for c in filter(_class, characters):
         if c < "\u0370" or _script(c) != "COMBINING":
             by_script[_script(c)].append(c)
-    for marks in by_script.values():
-        fixed = [c for c in marks if 9 <= _class(c) < 200]  # of Hebrew and Arabic up to three
-        texts = itertools.chain(itertools.permutations(marks, 2), itertools.permutations(fixed, 3))
+    for script in by_script.values():
+        fixed = [c for c in script if 9 <= _class(c) < 200]  # of Hebrew and Arabic up to three
+        texts = itertools.chain(itertools.permutations(script, 2), itertools.permutations(fixed, 3))
         falling = (t for t in texts if all(_class(a) > _class(b) for a, b in itertools.pairwise(t)))
         rules |= {text: _nfc(text) for text in map("".join, falling)}
     for c, d in decomposed.items():

@@ -95,8 +95,8 @@ def _width(text: str) -> int:
 
 
 def _row(tag: str, cells: Sequence[str], coloured: Sequence[bool] = (), texts: int = 0) -> str:
-    kinds = (_sign(cell) if by_sign else "" for cell, by_sign in zip(cells, coloured, strict=False))
-    kinds = itertools.chain([' dir="auto"'] * texts, itertools.islice(kinds, texts, None))
+    signs = (_sign(cell) if by_sign else "" for cell, by_sign in zip(cells, coloured, strict=False))
+    kinds = itertools.chain([' dir="auto"'] * texts, itertools.islice(signs, texts, None))
     parts = (
         f"<{tag}{kind}>{escape(cell)}</{tag}>"
         for cell, kind in itertools.zip_longest(cells, kinds, fillvalue="")
