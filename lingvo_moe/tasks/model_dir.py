@@ -27,7 +27,7 @@ from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
 from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING, RESUMING_BY_BLEU
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.recipe import Chosen, recipe, with_values
+from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
 
@@ -256,6 +256,7 @@ class ModelDir:
             ValueError: malformed texts, or one that would change the trained function.
         """
         wanted = override(self.params, overrides)
+        check_filled(wanted)
         AFTER_TRAINING.check(self.path, self.params, wanted)
         return dataclasses.replace(self, params=wanted)
 

@@ -129,6 +129,18 @@ def typical(params: TranslationParams) -> TranslationParams:
     return with_values(params, (Chosen(rule.path, rule.typical, "typical") for rule in unknown))
 
 
+def check_filled(params: TranslationParams) -> None:
+    """Checks that no param waits for data, where there are none.
+
+    Raises:
+        ValueError: one does.
+    """
+    if waiting := [rule.path for rule in RULES if _get(params, rule.path) is FROM_DATA]:
+        raise ValueError(
+            f"{waiting[0]}=FROM_DATA is computed when training begins; give a number here."
+        )
+
+
 def to_table(chosen: Iterable[Chosen]) -> Table:
     """A row for each value of a recipe."""
     rows = [(one.path, str(one.value), one.reason) for one in chosen]

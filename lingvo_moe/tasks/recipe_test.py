@@ -110,6 +110,8 @@ def test_a_logdir_has_the_numbers_and_the_reasons(tmp_path):
     assert ModelDir.open(tmp_path / "a").params == made.params
     again = ModelDir.for_training(tmp_path / "a", "tiny.MoE", ["train.max_steps=7"], dataset())
     assert (again.params.train.max_steps, again.chosen) == (7, ())
+    with pytest.raises(ValueError, match=r"input.source_length=FROM_DATA .* give a number"):
+        made.with_overrides(["input.source_length=FROM_DATA"])
     with pytest.raises(ValueError, match=r"input.target_length=.*train a new model in another"):
         ModelDir.for_training(
             tmp_path / "a", "tiny.MoE", ["input.target_length=FROM_DATA"], dataset()
