@@ -31,7 +31,8 @@ def check_overrides(cls: type) -> None:
     if cls.__module__.partition(".")[0] == _PACKAGE:
         return
     for name, method in list(vars(cls).items()):
-        if declared := getattr(getattr(super(cls, cls), name, None), "returns", None):
+        overridden = (getattr(vars(base).get(name), "returns", None) for base in cls.__mro__[1:])
+        if declared := next(filter(None, overridden), None):
             setattr(cls, name, _checked(name, method, *declared))
 
 
@@ -47,7 +48,7 @@ def _checked(name, method, rule, check):
     def call(self, *args, **kwargs):
         result = method(self, *args, **kwargs)
         with contextlib.suppress(AttributeError, TypeError, ValueError):
-            if (used := check(result, self, *args, **kwargs)) is not None:
+            if (used := check(result, self, *args, *kwargs.values())) is not None:
                 return used
         found = printable(repr(result)[:100])
         raise ValueError(f"{wrong_result(self, name, rule)}; it returned {found}.")

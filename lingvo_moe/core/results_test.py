@@ -49,6 +49,7 @@ def tensor(dtype, *shape):
     ("base", "method", "result", "args", "rule"),
     [
         (Gating, "route", lambda *_: None, (LOGITS, MASK, None, EVALUATION), "a Routing"),
+        (Top2, "route", lambda *_: None, (LOGITS, MASK, None, EVALUATION), "a Routing"),
         (
             Gating,
             "route",

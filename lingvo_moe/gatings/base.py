@@ -65,9 +65,8 @@ class Extras(NamedTuple):
 NOTHING = Extras()
 
 
-def _usable(routing, gating, logits, *others, **named):
+def _usable(routing, gating, logits, *_):
     """The routing, if its shapes and dtypes are right; experts that do not exist end a step."""
-    del others, named
     tokens, (*_, count) = logits.shape[:2], routing.expert.shape
     every, each = tf.TensorSpec([*tokens, count], tf.int32), tf.TensorSpec(tokens, tf.float32)
     wanted = {
@@ -78,7 +77,8 @@ def _usable(routing, gating, logits, *others, **named):
         "wanted": each,
         "dropped": each,
     }
-    if not all(spec.is_compatible_with(getattr(routing, name)) for name, spec in wanted.items()):
+    right = all(spec.is_compatible_with(getattr(routing, name)) for name, spec in wanted.items())
+    if not right or routing.aux_loss is None or routing.stats is None:
         return None
     known = (routing.expert >= 0) & (routing.expert < logits.shape[-1]) | ~routing.dispatched
     rule = f"experts from 0 to {logits.shape[-1] - 1}"

@@ -98,10 +98,10 @@ def test_a_console_script_s_help_shows_its_flags(tool, new_flags, monkeypatch, c
         ),
         (
             tf.errors.InvalidArgumentError(
-                None, None, "assertion failed: [in the plug-in m.py: x]"
+                None, None, "Graph execution error:\n\nfailed: [in the plug-in m.py: x]"
             ),
             1,
-            "error: assertion failed: [in the plug-in m.py: x]",
+            "error: in the plug-in m.py: x.",
         ),
         (RuntimeError("RESOURCE_EXHAUSTED: 9 GiB"), 1, "error: Memory or disk space is exhausted "),
         (KeyError("theta"), 70, "internal error: KeyError: 'theta' ("),
