@@ -206,9 +206,11 @@ def fit_penalties(
         return translator
     if not (sample := dev_sample(model_dir, dataset)):
         return translator
+    lines = sum(len(sources) for sources, _ in sample.values())
+    report(f"Fitting the length penalty on {lines} lines of dev …")
     fitted, _ = translate_and_fit(translator, sample, True)
     own = "".join(f", {name} {value:g}" for name, value in fitted.penalties.items())
-    report(f"Length penalty fitted on dev: {fitted.penalty:g}{own}")
+    report(f"Length penalty: {fitted.penalty:g}{own}")
     if writes:
         with contextlib.suppress(OSError):
             model_dir.save_penalties(step, fitted)

@@ -70,7 +70,7 @@ def test_after_training_the_best_checkpoint_has_penalties(trained):
     model_dir = ModelDir.open(logdir)
     assert model_dir.params.decoding.length_penalty is FROM_DATA
     assert model_dir.has_penalties(2)
-    assert sum("Length penalty fitted on dev" in line for line in lines) == 1
+    assert sum(line.startswith("Length penalty: ") for line in lines) == 1
     translator, _ = load_translator(model_dir, Local(model_dir.task))
     assert translator.fitted == model_dir.at_step(2).fitted
     assert translator.into("en").decoding.length_penalty in PENALTIES
