@@ -131,7 +131,7 @@ def split_texts(
     split = [[] if wordless(text) else split_sentences(text.strip(), language) for text in texts]
     while True:
         texts_of_parts = [as_read(part.rstrip(), language) for parts in split for part in parts]
-        lengths = iter(texts_of_parts and count(texts_of_parts))
+        lengths = iter(count(texts_of_parts) if texts_of_parts else ())
         sized = [[(part, next(lengths)) for part in parts] for parts in split]
         shorter = [
             [half for part, size in parts for half in (_halves(part) if size > room else [part])]

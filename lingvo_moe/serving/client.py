@@ -10,6 +10,7 @@ such as --set=beam_size=8 or --set=target_prefix='The cat'; `model.about()` list
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from lingvo_moe.core.console import install, quiet
@@ -99,7 +100,7 @@ class Model:
             plain(about[name]) for name in ("part_pieces", "pairs", "forms")
         )
         penalties = plain(about["languages"]), plain(about["length_penalty"])
-        self.penalties = dict(zip(*penalties, strict=True))
+        self.penalties: Mapping[str, float] = dict(zip(*penalties, strict=True))
 
     def sizes(self, sentences):
         """Numbers of tokens."""

@@ -167,7 +167,7 @@ def parts_of(output: Mapping[str, Any], n_best: int, tokens: bool) -> list[list[
     """
     names = ("translations", "scores", "lengths", *(("tokens", "log_probs", "aligned") * tokens))
     sources = output["source"] if tokens else [()] * len(output["lengths"])
-    found = []
+    found: list[list[TranslatedPart]] = []
     for source, *row in zip(sources, *(output[name] for name in names), strict=True):
         found.append([])
         for text, score, length, *more in itertools.islice(zip(*row, strict=True), n_best):
