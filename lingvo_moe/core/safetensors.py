@@ -4,8 +4,10 @@ The format: eight bytes with the length of the header; a JSON header with type, 
 of each array; the bytes of the arrays. Reading a file runs no code.
 """
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,9 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
+_CHECKSUM = "lingvo_moe_sha256"  # of the file, with zeros in its own place
+_ZEROS = "0" * 64
+_PART = 1 << 20  # bytes
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 
 
@@ -35,7 +40,7 @@ class Safetensors(NamedTuple):
 
     Attributes:
         arrays: by name; each is mapped into memory when it is looked up.
-        metadata: texts by name.
+        metadata: texts by name, the checksum left out.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -63,7 +68,7 @@ class InParts(NamedTuple):
 def save(
     path: Path, arrays: Mapping[str, np.ndarray | InParts], metadata: Mapping[str, str]
 ) -> None:
-    """Writes a file, array by array.
+    """Writes a file, array by array, with a checksum that `load` verifies.
 
     Args:
         path: the file, in a directory of `core.files.new_directory`.
@@ -74,7 +79,7 @@ def save(
         ValueError: an array of a type that the format does not have.
         OSError: it cannot be written.
     """
-    header: dict = {_METADATA: dict(metadata)} if metadata else {}
+    header: dict = {_METADATA: {**metadata, _CHECKSUM: _ZEROS}}
     end = 0
     for name, array in arrays.items():
         if array.dtype not in _NAMES:
@@ -90,9 +95,14 @@ def save(
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
+        digest = hashlib.sha256(text)
         for array in arrays.values():
             for part in array.parts() if isinstance(array, InParts) else (array,):
-                file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+                data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+                digest.update(data)
+                file.write(data)
+        file.seek(8)
+        file.write(text.replace(_ZEROS.encode(), digest.hexdigest().encode(), 1))
 
 
 def load(path: Path) -> Safetensors:
@@ -108,6 +118,13 @@ def load(path: Path) -> Safetensors:
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
             raise ValueError(f"{path} is no safetensors file, or is cut short.")
         text = file.read(length)
+        found = re.search(f'"{_CHECKSUM}": "([0-9a-f]{{64}})"'.encode(), text)
+        if found:
+            digest = hashlib.sha256(text.replace(found[1], _ZEROS.encode(), 1))
+            while part := file.read(_PART):
+                digest.update(part)
+            if digest.hexdigest() != found[1].decode():
+                raise ValueError(f"{path} is damaged: its checksum is another. Restore the file.")
     try:
         header = json.loads(text)
         metadata = header.pop(_METADATA, {})
@@ -119,7 +136,7 @@ def load(path: Path) -> Safetensors:
         raise ValueError(
             f"{path} is no safetensors file, or is damaged ({reason:.200})."
         ) from error
-    return Safetensors(arrays, metadata)
+    return Safetensors(arrays, {k: v for k, v in metadata.items() if k != _CHECKSUM})
 
 
 class _Arrays(Mapping[str, np.ndarray]):

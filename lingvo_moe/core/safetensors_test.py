@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -32,7 +33,12 @@ def test_the_bytes_of_a_file(tmp_path):
     length = content[0]  # little-endian, and the header is short
     assert content[1:8] == bytes(7)
     entry = {"dtype": "I16", "shape": [2], "data_offsets": [0, 4]}
-    assert json.loads(content[8 : 8 + length]) == {"w": entry}
+    header = json.loads(content[8 : 8 + length])
+    # The checksum is that of the header with zeros in its place, and of the arrays.
+    found = header["__metadata__"]["lingvo_moe_sha256"].encode()
+    zeros = content[8:].replace(found, b"0" * 64)
+    assert hashlib.sha256(zeros).hexdigest().encode() == found
+    assert header["w"] == entry
     assert length % 8 == 0
     assert content[8 + length :] == b"\x01\x00\x02\x01"
 
@@ -94,3 +100,16 @@ def test_the_package_of_that_name_reads_and_writes_the_same(tmp_path):
     for name, array in arrays.items():
         assert np.array_equal(theirs[name], array)
         assert np.array_equal(ours[name], array)
+
+
+def test_a_flipped_bit_is_an_error(tmp_path):
+    path = tmp_path / "x.safetensors"
+    safetensors.save(path, {"a": np.arange(6, dtype=np.float32)}, {"step": "7"})
+    found = safetensors.load(path)
+    assert found.metadata == {"step": "7"}
+    np.testing.assert_array_equal(found.arrays["a"], np.arange(6))
+    whole = path.read_bytes()
+    for place in (whole.index(b'"7"') + 1, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="damaged: its checksum"):
+            safetensors.load(path)

@@ -24,10 +24,10 @@ _NUMBERS = {
     "length_offset": np.int32,
     "min_length": np.int32,
 }
-_OF_SAMPLING = {"temperature": np.float32, "seed": np.int32}
+_SAMPLING_UNDER_XLA = {"temperature": np.float32, "seed": np.int32, "top_p": np.float32}
+_OF_SAMPLING = _SAMPLING_UNDER_XLA | {"top_k": np.int32}
 # Fields that are inputs of an exported graph, so that one graph serves all requests.
 _SEARCH_NUMBERS = _NUMBERS | dict.fromkeys(("beam_size", "n_best", "no_repeat_ngram"), np.int32)
-_SAMPLING_NUMBERS = _OF_SAMPLING | {"top_k": np.int32, "top_p": np.float32}
 OWN = -1  # as an option of an export: the number of the target language
 # Fields that graphs do not use.
 _OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "batch_tokens")
@@ -127,25 +127,40 @@ class Request:
 
     def with_inputs(self, inputs: Mapping[str, tf.Tensor]) -> "Request":
         """The request with tensors instead of numbers, inside a graph."""
-        params = _replaced(self.params, {name: inputs[name] for name in _NUMBERS})
-        if params.sampling:
-            numbers = {name: inputs[name] for name in _OF_SAMPLING}
-            params = _replaced(params, {"sampling": _replaced(params.sampling, numbers)})
         ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
-        return _replaced(self, {"params": params, **ids})
+        numbers = {name: one for name, one in inputs.items() if name not in ids}
+        return _replaced(self.with_numbers(numbers), ids)
 
     def split_penalty(self) -> "tuple[Request, float]":
         """A request that is the same for all values of length_penalty, and the value."""
         params = dataclasses.replace(self.params, length_penalty=FROM_DATA)
         return dataclasses.replace(self, params=params), self.params.filled().length_penalty
 
+    def split_numbers(self) -> "tuple[Request, dict[str, np.ndarray]]":
+        """A request that is the same for other numbers, and these, for `with_numbers` under XLA.
+
+        XLA needs to know the sizes of tensors, so lengths and top_k stay in the request.
+        """
+        request, penalty = self.split_penalty()
+        params, numbers = request.params, {"length_penalty": np.array(penalty, np.float32)}
+        if sampling := params.sampling:
+            numbers |= _arrays(sampling, _SAMPLING_UNDER_XLA)
+            fixed = dataclasses.replace(sampling, **_defaults(sampling, _SAMPLING_UNDER_XLA))
+            params = dataclasses.replace(params, sampling=fixed)
+        return dataclasses.replace(self, params=params), numbers
+
     def filled(self, fitted: Fitted) -> "Request":
         """The request with numbers for all languages where params are FROM_DATA."""
         return dataclasses.replace(self, params=self.params.filled(fitted))
 
     def with_numbers(self, numbers: Mapping[str, tf.Tensor]) -> "Request":
-        """The request with tensors for some fields of params, inside a graph."""
-        return _replaced(self, {"params": _replaced(self.params, numbers)})
+        """The request with tensors for some fields of params and sampling, inside a graph."""
+        of_search = {name: one for name, one in numbers.items() if name not in _OF_SAMPLING}
+        params = _replaced(self.params, of_search)
+        if params.sampling:
+            of_sampling = {name: numbers[name] for name in numbers.keys() - of_search.keys()}
+            params = _replaced(params, {"sampling": _replaced(params.sampling, of_sampling)})
+        return _replaced(self, {"params": params})
 
     @staticmethod
     def of_tensors(
@@ -159,7 +174,7 @@ class Request:
             cache: for keys and values.
             spaces: as of a Request.
         """
-        sampling = _replaced(Sampling(), {name: inputs[name] for name in _SAMPLING_NUMBERS})
+        sampling = _replaced(Sampling(), {name: inputs[name] for name in _OF_SAMPLING})
         numbers = {name: inputs[name] for name in _SEARCH_NUMBERS}
         fixed = BeamSearchParams(tokens=True, cache=cache)
         params = _replaced(fixed, numbers | {"sampling": sampling})
@@ -186,7 +201,7 @@ def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
         Name of a field -> array [], int32 or float32. `temperature` is 0 for beam search, and a
         field FROM_DATA is -1.
     """
-    sampling = _arrays(params.sampling or Sampling(), _SAMPLING_NUMBERS)
+    sampling = _arrays(params.sampling or Sampling(), _OF_SAMPLING)
     if params.sampling is None:
         sampling["temperature"] = np.float32(0.0)
     return _arrays(params, _SEARCH_NUMBERS) | sampling
@@ -201,14 +216,14 @@ def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
     Raises:
         ValueError: a value breaks a rule.
     """
-    kinds = _SEARCH_NUMBERS | _SAMPLING_NUMBERS
+    kinds = _SEARCH_NUMBERS | _OF_SAMPLING
     # float(str(x)): the float32 0.6 becomes 0.6 and not 0.6000000238.
     numbers: dict[str, Any] = {
         name: float(str(options[name])) if kind is np.float32 else int(options[name])
         for name, kind in kinds.items()
     }
     numbers |= {name: FROM_DATA for name in FITTED if numbers[name] == OWN}
-    sampling = {name: numbers.pop(name) for name in _SAMPLING_NUMBERS}
+    sampling = {name: numbers.pop(name) for name in _OF_SAMPLING}
     texts: dict[str, Any] = {
         name: options[name].decode()
         for name in ("source_prefix", "target_prefix")

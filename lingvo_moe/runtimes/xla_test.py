@@ -5,6 +5,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
+from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.tasks.training import train_step
@@ -70,6 +71,21 @@ def test_another_length_penalty_needs_no_new_program(traced):
         found = xla.translate(IDS, LENGTHS, tasks, request)
         wanted = local.translate(IDS, LENGTHS, tasks, request)
         np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4)
+    assert len(traced) == 2  # one of each runtime
+
+
+def test_other_numbers_of_sampling_need_no_new_program(traced):
+    local, xla = runtimes("model.moe=None")
+    for number, temperature in enumerate((0.5, 2.0), start=1):
+        sampling = Sampling(temperature=temperature, top_p=0.9 / number, seed=number, top_k=3)
+        tasks, request = np.zeros_like(LENGTHS), Request(BeamSearchParams(sampling=sampling))
+        found = xla.translate(IDS, LENGTHS, tasks, request)
+        np.testing.assert_array_equal(
+            found.lengths, local.translate(IDS, LENGTHS, tasks, request).lengths
+        )
+    for top_k in (0, 1, 5):
+        sampling = Sampling(temperature=0.7 + top_k, top_k=top_k)
+        local.translate(IDS, LENGTHS, tasks, Request(BeamSearchParams(sampling=sampling)))
     assert len(traced) == 2  # one of each runtime
 
 

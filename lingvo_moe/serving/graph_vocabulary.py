@@ -78,9 +78,9 @@ class GraphVocabulary:
             return tokenizer.detokenize(rows)
         rows = tf.ragged.boolean_mask(rows, tf.gather(self._is_shown(), rows))
         content, piece = min(
-            (content, ids[0])
+            (content.lstrip(), ids[0])
             for content, ids in self._vocabulary.ids_by_content.items()
-            if not content.startswith(b" ") and not self._vocabulary.is_byte[ids[0]]
+            if content.strip() and not self._vocabulary.is_byte[ids[0]]
         )
         marks = tf.fill([rows.nrows(), 1], piece)
         texts = tokenizer.detokenize(tf.concat([marks, rows], axis=1))

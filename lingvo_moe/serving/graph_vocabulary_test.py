@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.tokens import BOS, EOS, UNK
-from lingvo_moe.data.vocabulary import train_vocabulary
+from lingvo_moe.data.model_file import ModelFile
+from lingvo_moe.data.vocabulary import SPACE, Vocabulary, train_vocabulary
 from lingvo_moe.decoding.constraints import START, WRITTEN, join_lattices
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip, strip
 
@@ -108,3 +109,20 @@ def test_ids_and_pieces(vocabulary, graph):
 def test_spaces_are_removed_as_in_python(text):
     assert rstrip(tf.constant(text)).numpy().decode() == text.rstrip()
     assert strip(tf.constant(text)).numpy().decode() == text.strip()
+
+
+@pytest.mark.parametrize("normalization", ["nfc", "identity"])
+def test_all_pieces_may_be_whole_words(normalization):
+    """Each of these words is one piece with its space; no other piece has text but bytes."""
+    words = ["red", "green", "blue"]
+    vocabulary = train_vocabulary({"en": words * 5}, 300, normalization=normalization)
+    whole = ModelFile.FromString(vocabulary.model_bytes)
+    kept = [p for p in whole.pieces if p.type != 1]
+    kept += [type(kept[0])(piece=SPACE + word, score=-1.0) for word in words]
+    del whole.pieces[:]
+    whole.pieces.extend(kept)
+    vocabulary = Vocabulary(whole.SerializeToString())
+    ids = vocabulary.encode(["red", "green blue", "  blue  red"])
+    graph = GraphVocabulary(vocabulary, "words")
+    decoded = graph.decode(tf.ragged.constant(ids, tf.int32, row_splits_dtype=tf.int64))
+    assert [text.decode() for text in decoded.numpy()] == vocabulary.decode(ids)
