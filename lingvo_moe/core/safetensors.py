@@ -124,7 +124,10 @@ def load(path: Path) -> Safetensors:
             while part := file.read(_PART):
                 digest.update(part)
             if digest.hexdigest() != found[1].decode():
-                raise ValueError(f"{path} is damaged: its checksum is another. Restore the file.")
+                raise ValueError(
+                    f"{path} is no safetensors file, or is damaged: its checksum is another. "
+                    f"Restore the file."
+                )
     try:
         header = json.loads(text)
         metadata = header.pop(_METADATA, {})

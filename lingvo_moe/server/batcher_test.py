@@ -232,13 +232,3 @@ class TestRequests:
             await first
 
         run(test, max_queue=3)
-
-    def test_the_time_until_there_is_room_grows_with_the_queue(self):
-        async def test(batcher, model):
-            first, tasks = await while_busy(batcher, model, (" ".join("ab" * 30), EN))
-            with pytest.raises(QueueFull, match="60 sentences are waiting; try again in 3 s"):
-                await submit(batcher, "c")  # 60 of 0.05 s, before any was measured
-            model.gate.set()
-            await asyncio.gather(first, *tasks)
-
-        run(test, max_queue=60)
