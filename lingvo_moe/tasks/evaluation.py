@@ -90,9 +90,11 @@ def evaluate(
     check_output(output, MAKER, overwrite)
     check_free(output)
     ready = prepare_metrics(metrics)
-    model_dir = model_dir.for_dataset(dataset)
+    model_dir, dataset = model_dir.for_test_set(dataset)
     pairs = list_of(pairs, "pairs")
-    references = references_of(dataset, split, pairs or model_dir.pairs, report)
+    here = {pair.name for pair in dataset.pairs}
+    both = [name for name in model_dir.pairs if name in here]
+    references = references_of(dataset, split, pairs or both, report)
     if pivot is not None:
         model_dir.tag(pivot)
     task, trained_on = model_dir.task, count_trained_on(model_dir, dataset, report)

@@ -58,6 +58,7 @@ MODEL = types.SimpleNamespace(
     pairs=PAIRS,
     data=dataset().sha256,
     for_dataset=lambda data: MODEL,
+    for_test_set=lambda data: (MODEL, data),
     fingerprint=lambda step: {"step": str(step)},
     has_penalties=lambda step: True,
     tag=_tag,

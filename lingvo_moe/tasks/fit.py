@@ -127,7 +127,7 @@ def dev_sample(model_dir: ModelDir, dataset: Dataset, count: int | None = None) 
         dataset: prepared data.
         count: their number; None for as many as a fit needs.
     """
-    pairs = [dataset.pair(name) for name in model_dir.translated_pairs]
+    pairs = [pair for pair in dataset.pairs if pair.name in model_dir.translated_pairs]
     if count is None:
         targets = {pair.target for pair in pairs}
         count = min(max(LINES, _LINES_OF_LANGUAGE * len(targets)), _MOST_LINES)

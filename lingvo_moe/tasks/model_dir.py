@@ -11,6 +11,7 @@ from typing import Any
 
 from lingvo_moe.core import plugins, registry
 from lingvo_moe.core.files import check_fields, read_json, write_whole
+from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.params import check_readable, evolve, override, to_fields
 from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
@@ -223,20 +224,25 @@ class ModelDir:
         Raises:
             ValueError: the vocabularies, the language pairs or the sides with tags differ.
         """
-        for side in SIDES:
-            theirs = dataset.hashes[side]
-            if theirs != self.hashes[side]:
-                raise ValueError(
-                    f"The {side} vocabulary of dataset {dataset.directory} (SHA-256 "
-                    f"{theirs[:12]}…) is not the one that {self.path} was trained with "
-                    f"({self.hashes[side][:12]}…). Use the dataset that it was trained on."
-                )
+        self._check_text(dataset)
         names = tuple(pair.name for pair in dataset.pairs)
         if self.pairs and names != self.pairs:
             raise ValueError(
                 f"Dataset {dataset.directory} has pairs {', '.join(names)}; {self.path} was "
                 f"trained on {', '.join(self.pairs)}."
             )
+
+    def _check_text(self, dataset):
+        """Raises ValueError if vocabularies or the sides with tags differ."""
+        for side in SIDES:
+            theirs = dataset.hashes[side]
+            if theirs != self.hashes[side]:
+                raise ValueError(
+                    f"The {side} vocabulary of dataset {dataset.directory} (SHA-256 "
+                    f"{theirs[:12]}…) is not the one that {self.path} was trained with "
+                    f"({self.hashes[side][:12]}…). Use the dataset that it was trained on, or "
+                    f"prepare the text with --extend={self.path}."
+                )
         self._check_tags(dataset)
 
     def for_dataset(self, dataset: Dataset) -> "ModelDir":
@@ -248,6 +254,32 @@ class ModelDir:
         self.check_dataset(dataset)
         pairs = self.pairs or tuple(pair.name for pair in dataset.pairs)
         return dataclasses.replace(self, pairs=pairs)
+
+    def for_test_set(self, dataset: Dataset) -> tuple["ModelDir", Dataset]:
+        """This model and a dataset to evaluate it on, which may have fewer or other pairs.
+
+        Returns:
+            The model, with the pairs of the dataset if it has none (imported models), and the
+            dataset with only the pairs that the model has, numbered as the model does.
+
+        Raises:
+            ValueError: the vocabularies or the sides with tags differ, or no pair is the model's.
+        """
+        if not self.pairs:
+            return self.for_dataset(dataset), dataset
+        self._check_text(dataset)
+        pairs = tuple(
+            dataclasses.replace(pair, index=self.pairs.index(pair.name))
+            for pair in dataset.pairs
+            if pair.name in self.pairs
+        )
+        if not pairs:
+            raise ValueError(
+                f"Dataset {dataset.directory} has the pairs "
+                f"{first_of([pair.name for pair in dataset.pairs])}, and {self.path} translates "
+                f"{first_of(self.pairs)}. Give data with one of its pairs."
+            )
+        return self, dataclasses.replace(dataset, pairs=pairs)
 
     def with_overrides(self, overrides: Sequence[str]) -> "ModelDir":
         """The same logdir read with `--set` texts, such as another beam size.

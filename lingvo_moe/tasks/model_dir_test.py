@@ -354,6 +354,21 @@ class TestData:
         assert _contents(logdir) == before
 
 
+def test_a_test_set_may_have_fewer_and_other_pairs(logdir):
+    """Those of the model have its numbers; metrics of a batch are by these."""
+    model_dir, given = ModelDir.open(logdir), dataset()
+    names = [pair.name for pair in given.pairs]
+    assert list(model_dir.pairs) == names
+    other = dataclasses.replace(given.pairs[0], name="xx-en", index=1)
+    some = dataclasses.replace(given.pairs[2], index=0)
+    _, found = model_dir.for_test_set(dataclasses.replace(given, pairs=(some, other)))
+    assert [(pair.name, pair.index) for pair in found.pairs] == [(names[2], 2)]
+    with pytest.raises(ValueError, match=f"xx-en.*{names[0]}"):
+        model_dir.for_test_set(dataclasses.replace(given, pairs=(other,)))
+    with pytest.raises(ValueError, match="has pairs"):
+        model_dir.check_dataset(dataclasses.replace(given, pairs=(some,)))
+
+
 def test_checksums_tell_weights_and_shortlists_apart(tmp_path):
     one, same = (random_logdir(tmp_path / name, SHRINK) for name in ("one", "same"))
     assert one.checksums(1) == same.checksums(1)
