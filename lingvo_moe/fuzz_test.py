@@ -162,7 +162,7 @@ ARRAYS = {
         layers=("encoder/layer_01",),
         pairs=("sw-en", "fr-en"),
         num_experts=np.array([2]),
-        pair_load=np.ones((1, 2, 2)),
+        **dict.fromkeys(("pair_load", "pair_first", "pair_confidence"), np.ones((1, 2, 2))),
         coactivation=None,
     ),
     "trace": Trace(

@@ -286,15 +286,10 @@ class TrainInput:
         """Continues from the state of all virtual shards.
 
         Raises:
-            ValueError: the state has other pairs or virtual shards, or is of an earlier version.
+            ValueError: the state has other pairs or virtual shards.
         """
         shape = np.shape(state["counters"])
         ours = len(self.part.packed), len(self.curriculum.streams)
-        if "batches" not in state:
-            raise ValueError(
-                "The checkpoint is of an earlier version of lingvo_moe, which drew examples in "
-                "another order. Start a new logdir from its weights with --init_from."
-            )
         if shape != ours:
             raise ValueError(
                 f"The checkpoint's input has {shape[1]} pairs and {shape[0]} virtual shards, this "

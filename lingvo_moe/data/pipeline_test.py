@@ -246,12 +246,6 @@ def test_state_is_small_integers(tmp_path):
     assert state["waiting"].shape == (3, 256, 3)
 
 
-def test_state_of_an_earlier_version(tmp_path):
-    old = {"draws": 9, "counters": np.array([4, 5]), "waiting": np.zeros([32, 2], np.int64)}
-    with pytest.raises(ValueError, match=r"an earlier version .* from its weights with --init_fr"):
-        TrainInput(_make(tmp_path, [5, 5]), PARAMS, seed=1).restore(old)
-
-
 def test_state_of_other_pairs(tmp_path):
     dataset = _make(tmp_path, [5, 5])
     state = TrainInput(dataset, InputParams(), seed=1).state()

@@ -9,7 +9,6 @@ import numpy as np
 from lingvo_moe.core import npz
 
 _BY_PAIR = ("pair_load", "pair_first", "pair_confidence")
-_OPTIONAL = ("coactivation", "pair_first", "pair_confidence")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,9 +22,8 @@ class RoutingRecord:
         pair_load: float [Y, P, E], number of choices of an expert by tokens of a pair.
         coactivation: float [Y, E, E], tokens that chose both experts, on the diagonal those that
             chose one; None if there are too many experts to count.
-        pair_first: float [Y, P, E], those of pair_load that were a token's first choice; None in
-            records of earlier versions.
-        pair_confidence: float [Y, P, E], the sum of the first choices' gates; None as before.
+        pair_first: float [Y, P, E], those of pair_load that were a token's first choice.
+        pair_confidence: float [Y, P, E], the sum of the first choices' gates.
 
     Raises:
         ValueError: shapes that do not match, or values that are no counts.
@@ -36,8 +34,8 @@ class RoutingRecord:
     num_experts: np.ndarray
     pair_load: np.ndarray
     coactivation: np.ndarray | None
-    pair_first: np.ndarray | None = None
-    pair_confidence: np.ndarray | None = None
+    pair_first: np.ndarray
+    pair_confidence: np.ndarray
 
     def __post_init__(self):
         layers, experts = len(self.layers), self.pair_load.shape[-1:]
@@ -85,8 +83,8 @@ class RoutingRecord:
                 layers=tuple(map(str, fields["layers"])),
                 pairs=tuple(map(str, fields["pairs"])),
                 num_experts=fields["num_experts"],
-                pair_load=fields["pair_load"],
-                **{name: fields.get(name) for name in _OPTIONAL},
+                coactivation=fields.get("coactivation"),
+                **{name: fields[name] for name in _BY_PAIR},
             )
 
         cure = (

@@ -93,13 +93,8 @@ def importance(
         Layer -> float [E].
 
     Raises:
-        ValueError: the record is of an earlier version, or has no tokens of a pair.
+        ValueError: the record has no tokens of a pair.
     """
-    if record.pair_first is None or record.pair_confidence is None:
-        raise ValueError(
-            "routing.npz is from an earlier version, which did not count first choices. Train the "
-            "model further: every evaluation on dev writes it again."
-        )
     first = record.pair_first  # [Y, P, E]
     tokens = first.sum(axis=2, keepdims=True)
     counted = [p for p, count in zip(record.pairs, tokens.min(axis=(0, 2)), strict=True) if count]

@@ -141,13 +141,11 @@ def test_second_choices_decide_between_equal_experts():
 
 
 @pytest.mark.parametrize("statistics", STATISTICS.values())
-def test_a_pair_without_tokens_and_an_early_record_are_refused(statistics):
+def test_a_pair_without_tokens_is_refused(statistics):
     of = record([[[3, 1], [0, 0]]], [[[1, 1], [0, 0]]], ["a-en", "b-en"], ["encoder/l"])
     if statistics != AllPairs():
         with pytest.raises(ValueError, match="has no dev tokens of b-en; leave these out"):
             importance(of, ["a-en", "b-en"], statistics)
-    with pytest.raises(ValueError, match=r"from an earlier version.*Train the model further"):
-        importance(dataclasses.replace(of, pair_first=None), ["a-en"], statistics)
 
 
 def test_partners_without_tokens_do_not_count():

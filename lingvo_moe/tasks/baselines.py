@@ -1,6 +1,6 @@
 """Bilingual baselines: a model for each pair, trained and scored, for comparison.
 
-DIRECTORY/MODEL/PAIR     the logdir of a pair's model; earlier versions had DIRECTORY/PAIR
+DIRECTORY/MODEL/PAIR     the logdir of a pair's model
 DIRECTORY/data-KEY/PAIR  a pair's data with its own vocabulary; KEY is of the data and the sizes
 DIRECTORY/report         their report, which `evaluate` compares with
 """
@@ -188,20 +188,8 @@ def _model(job: TrainingJob, pairs: Sequence[str], several: bool) -> _Model:
 
 
 def _logdir(job: TrainingJob, pair: str) -> Path:
-    """Where a pair's model is trained. A logdir of an earlier version stays where it is.
-
-    Raises:
-        ValueError: the pair has two logdirs of this model.
-    """
-    logdir, earlier = job.logdir / job.model / pair, job.logdir / pair
-    if ModelDir.model_of(earlier) != job.model:
-        return logdir
-    if ModelDir.model_of(logdir) is not None:
-        raise ValueError(
-            f"{earlier} and {logdir} are both logdirs of {job.model}; a pair can have one. Move the"
-            f" one that is not to be used out of {job.logdir}."
-        )
-    return earlier
+    """Where a pair's model is trained."""
+    return job.logdir / job.model / pair
 
 
 def _alone(job: TrainingJob, pair: str) -> list[str]:

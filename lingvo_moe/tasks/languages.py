@@ -3,7 +3,6 @@
 Exports contain a copy of this file, so it imports only the standard library.
 """
 
-import difflib
 from collections.abc import Collection, Iterable, Sequence
 
 
@@ -21,22 +20,17 @@ def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
 
 
 def check_target_language(language: str, known: Collection[str], near: Sequence[str] = ()) -> None:
-    """Checks the target language of a request.
-
-    Args:
-        language: its code.
-        known: the languages into which the model translates.
-        near: those that may be meant; by default those that begin with the same two letters.
+    """Checks the target language of a request; `near` are those that may be meant.
 
     Raises:
-        ValueError: it is not in `known`.
+        ValueError: it is not in `known`; the message has `near`, or those that begin alike.
     """
     if language not in known:
-        alike = near or [one for one in known if one[:2].lower() == language[:2].lower()]
-        best = difflib.get_close_matches(language, alike, n=1, cutoff=0.0)
+        near = near or [one for one in known if one[:2].lower() == language[:2].lower()]
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise ValueError(
             f"This model does not translate into {language!r:.60}; it knows "
-            f"{', '.join(sorted(known))}.{f' Did you mean {best[0]!r}?' if best else ''}"
+            f"{', '.join(sorted(known))}.{hint}"
         )
 
 

@@ -1,7 +1,6 @@
 """A logdir: one model with its vocabularies and checkpoints."""
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import logging
@@ -17,6 +16,7 @@ from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.language_codes import are_near
 from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.data.work import digest_of
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.tasks.languages import (
     check_source_language,
@@ -168,11 +168,6 @@ class ModelDir:
         made = ModelDir.for_training(path, model, overrides, dataset)
         made.save()
         return made
-
-    @staticmethod
-    def model_of(path: Path) -> str | None:
-        """The name of a logdir's model; None if path is no logdir."""
-        return read_json(path / FILE).get("model") if (path / FILE).exists() else None
 
     @staticmethod
     def open(path: Path, model: str | None = None) -> "ModelDir":
@@ -494,8 +489,7 @@ class ModelDir:
             files["shortlist"] = self.shortlist_path
         digests = {}
         for name, path in files.items():
-            with path.open("rb") as file:
-                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            digests[name] = digest_of(path)
         return digests
 
     def _check_same_data(self, dataset):

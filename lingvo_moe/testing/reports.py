@@ -52,7 +52,7 @@ def make_record(pair_load=None, coactivation=None, pairs=("de-en", "fr-en")):
         layers=tuple(sides[: len(load)]),
         pairs=tuple(pairs),
         num_experts=np.full(len(load), load.shape[2]),
-        pair_load=load,
+        **dict.fromkeys(("pair_load", "pair_first", "pair_confidence"), load),
         coactivation=None if coactivation is None else np.asarray(coactivation, float),
     )
 

@@ -26,7 +26,7 @@ def test_a_logdir_with_a_record_becomes_a_page(tmp_path):
         layers=tuple(model_dir.task.moe_layers),
         pairs=model_dir.pairs,
         num_experts=np.array([8, 8]),
-        pair_load=load,
+        **dict.fromkeys(("pair_load", "pair_first", "pair_confidence"), load),
         coactivation=None,
     ).save(model_dir.routing_path)
     result = succeed("experts", f"--logdir={tmp_path}")
