@@ -278,8 +278,7 @@ def evaluate(
         baselines: a report to compare with: its directory, its JSON, or the output of
             `train_baselines`; or several, of which each pair is compared with the first that has
             it.
-        output: directory for the report with its page and plot; None for none. With an
-            output, finished translations are saved: after a failure the same call goes on there.
+        output: directory for the report with its page and plot; None for none.
         step: the step of a logdir's checkpoint; None for the best on dev.
         make_runtime: makes the runtime of a logdir's model: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
@@ -301,7 +300,6 @@ def evaluate(
             report,
             step=step,
             baselines=_reports(baselines),
-            keep=output is not None,
             **options,
         )
 

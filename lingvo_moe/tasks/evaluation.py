@@ -1,6 +1,5 @@
 """Evaluates a trained model on a split: checks everything, translates, writes the report."""
 
-import contextlib
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +26,6 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.fit import fit_penalties
 from lingvo_moe.tasks.floor import nearest_targets, train_texts
-from lingvo_moe.tasks.kept_translations import check_free, keep_translations, translated_once
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.pivot import Translate, directions, through, untrained_steps
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
@@ -55,12 +53,10 @@ def evaluate(
     floor: bool = False,
     metrics: Sequence[str | Metric] = (),
     overwrite: bool = False,
-    keep: bool = True,
 ) -> Report:
     """Translates a split, scores it, and writes a report, which appears when it is complete.
 
-    All arguments are checked before the translation starts. Until the report is complete, finished
-    translations are in OUTPUT.parts, if they are kept; the same call goes on from there.
+    All arguments are checked before the translation starts.
 
     Args:
         model_dir: the model.
@@ -79,16 +75,13 @@ def evaluate(
         floor: whether to report the BLEU of the targets of the most similar training sentences.
         metrics: further scores; see evaluation.metrics.
         overwrite: whether an earlier report may be replaced.
-        keep: whether to keep finished translations until the report is complete.
 
     Raises:
         ValueError, OSError: an unknown or repeated pair, no test lines, a task that the router
             ByTask was not trained on, baselines that are not comparable, a metric that cannot be
-            used, an output that cannot be made, or translations in OUTPUT.parts of another model,
-            data or options; or another evaluation has the same output.
+            used, or an output that cannot be made, or that another process made meanwhile.
     """
     check_output(output, MAKER, overwrite)
-    check_free(output)
     ready = prepare_metrics(metrics)
     model_dir, dataset = model_dir.for_test_set(dataset)
     pairs = list_of(pairs, "pairs")
@@ -124,30 +117,21 @@ def evaluate(
     translator = fit_penalties(model_dir, translator, dataset, step, report)
     translate = _with_known_sources(translator, model_dir)
     translators = [(name, through(translate, via)) for name, via in pivots.items()]
-    job = {
-        "maker": MAKER,
-        "data": dataset.sha256,
-        "split": split,
-        "pivot": str(pivot),
-        **model_dir.fingerprint(step),
-    }
-    keeping = keep_translations(output, job, overwrite, report)
-    with keeping if keep else contextlib.nullcontext() as kept:
-        outputs = translate_split(translators, dataset, split, report, kept)
-        use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
-        outputs = _measured(outputs, dataset, model_dir, translator, trained_on, use, copies)
-        with new_directory(output, MAKER, overwrite) as directory:
-            made = write_report(
-                outputs,
-                directory,
-                model=model_dir.model,
-                checkpoint_step=step,
-                split=split,
-                baselines=against,
-                pivot=pivot,
-                chosen_tokenizers=chosen,
-                metrics=ready,
-            )
+    outputs = translate_split(translators, dataset, split, report)
+    use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
+    outputs = _measured(outputs, dataset, model_dir, translator, trained_on, use, copies)
+    with new_directory(output, MAKER, overwrite) as directory:
+        made = write_report(
+            outputs,
+            directory,
+            model=model_dir.model,
+            checkpoint_step=step,
+            split=split,
+            baselines=against,
+            pivot=pivot,
+            chosen_tokenizers=chosen,
+            metrics=ready,
+        )
     for line in length_warnings({one.pair: one.measures["length_ratio"] for one in made.pairs}):
         report(line)
     return made
@@ -296,7 +280,6 @@ def translate_pair(
     split: str,
     name: str,
     report: Callable[[str], None],
-    kept: Path | None = None,
 ) -> PairOutput:
     """Translates one pair's sentences of a split; training examples are those of the dataset.
 
@@ -306,7 +289,6 @@ def translate_pair(
         split: "dev" or "test".
         name: the pair.
         report: takes a warning of sentences that are too long.
-        kept: directory of `keep_translations`; None to translate all again.
 
     Raises:
         ValueError: unknown pair, or one whose task the model was not trained on.
@@ -315,17 +297,14 @@ def translate_pair(
     examples = dataset.examples(split, name)
     sources = [example.source_text for example in examples]
 
-    def translate():
-        translations = translator(
-            sources, pair.target, pair.source, warn=lambda line: report(f"{name}: {line}")
-        )
-        return [best[0].text for best in translations]
-
+    translations = translator(
+        sources, pair.target, pair.source, warn=lambda line: report(f"{name}: {line}")
+    )
     return PairOutput(
         pair=name,
         train_examples=pair.examples.get("train", 0),
         sources=sources,
-        hypotheses=translated_once(kept, name, translate) if kept else translate(),
+        hypotheses=[best[0].text for best in translations],
         references=[example.target_text for example in examples],
     )
 
@@ -335,7 +314,6 @@ def translate_split(
     dataset: Dataset,
     split: str,
     report: Callable[[str], None],
-    kept: Path | None = None,
 ) -> list[PairOutput]:
     """Translates pairs of a split, each by its own translator.
 
@@ -344,14 +322,13 @@ def translate_split(
         dataset: prepared data.
         split: "dev" or "test".
         report: takes a line of progress a pair.
-        kept: directory of `keep_translations`; None to translate all again.
 
     Raises:
         ValueError: as `translate_pair`.
     """
     outputs = []
     for name, translator in translators:
-        outputs.append(translate_pair(translator, dataset, split, name, report, kept))
+        outputs.append(translate_pair(translator, dataset, split, name, report))
         report(f"{name}: {len(outputs[-1].sources)} lines translated")
     return outputs
 

@@ -1,7 +1,6 @@
 """Evaluation without a model: errors are found first, results appear when they are complete."""
 
 import dataclasses
-import json
 import os
 import shutil
 import types
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from lingvo_moe.core import lock
 from lingvo_moe.core.files import MANIFEST
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.curriculum import Corpus, identity
@@ -59,7 +57,6 @@ MODEL = types.SimpleNamespace(
     data=dataset().sha256,
     for_dataset=lambda data: MODEL,
     for_test_set=lambda data: (MODEL, data),
-    fingerprint=lambda step: {"step": str(step)},
     has_penalties=lambda step: True,
     tag=_tag,
     task=types.SimpleNamespace(task_id=_task_id, needs_source_language=False),
@@ -102,19 +99,6 @@ def test_a_report_appears_whole_and_serves_as_baselines_of_the_next(tmp_path, tr
     again = evaluate(tmp_path / "second", baselines=tmp_path / "new" / "first")
     assert [score.delta_bleu for score in again.pairs] == [0, 0]
     assert sorted(os.listdir(tmp_path)) == ["new", "second"]
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_translations_are_kept_if_that_is_wanted(tmp_path, translated, monkeypatch, keep):
-    def fail(*args, **fields):
-        raise ValueError("a metric fails")
-
-    lines = []
-    monkeypatch.setattr(module, "write_report", fail)
-    with pytest.raises(ValueError, match="a metric fails"):
-        evaluate(tmp_path / "r", report=lines.append, keep=keep)
-    assert (tmp_path / "r.parts").exists() == keep
-    assert any("keeps the translations" in line for line in lines) == keep
 
 
 def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated, monkeypatch):
@@ -318,8 +302,8 @@ def _full(*_, **__):
     raise OSError("No space left on device")
 
 
-def test_a_metric_that_fails_loses_no_translation(tmp_path, translated, monkeypatch):
-    lines, options = [], {"metrics": [f"SpBleu(model='{SPM}')"]}
+def test_after_a_metric_that_fails_the_same_command_starts_again(tmp_path, translated, monkeypatch):
+    options = {"metrics": [f"SpBleu(model='{SPM}')"]}
 
     def fail(metric, output):
         raise RuntimeError("out of memory\nof the device")
@@ -332,40 +316,12 @@ def test_a_metric_that_fails_loses_no_translation(tmp_path, translated, monkeypa
         r"^spBLEU of qna-en cannot be computed by SpBleu\(.*\(RuntimeError: out of memory\)\. Co"
     )
     with pytest.raises(ValueError, match=message):
-        evaluate(tmp_path / "report", report=lines.append, **options)
-    assert sorted(os.listdir(tmp_path)) == ["expected", "report.parts"]
-    assert "report.parts keeps the translations; the same command goes on" in lines[-1]
+        evaluate(tmp_path / "report", **options)
+    assert os.listdir(tmp_path) == ["expected"]
     monkeypatch.setattr(SpBleu, "score", score)
     assert evaluate(tmp_path / "report", **options) == expected
-    assert translated == list(PAIRS)  # once
-    assert sorted(os.listdir(tmp_path)) == ["expected", "report"]
-
-
-def test_kept_translations_are_of_the_same_model_and_options(tmp_path, translated, monkeypatch):
-    write_report = module.write_report
-    monkeypatch.setattr(module, "write_report", _full)
-    with pytest.raises(OSError, match="No space left"):
-        evaluate(tmp_path / "report")
-    monkeypatch.setattr(module, "write_report", write_report)
-    monkeypatch.setattr(MODEL, "fingerprint", lambda step: {"step": "8"})
-    message = (
-        r"report\.parts was started with step=7, but this run has step=8\. .* pass --overwrite"
-    )
-    with pytest.raises(ValueError, match=message):
-        evaluate(tmp_path / "report")
-    assert translated == list(PAIRS)
-    evaluate(tmp_path / "report", overwrite=True)
     assert translated == 2 * list(PAIRS)
-    assert os.listdir(tmp_path) == ["report"]
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_two_evaluations_cannot_make_one_report(tmp_path, translated, monkeypatch, overwrite):
-    monkeypatch.setattr(module, "load_translator", None)  # it is found before the model is read
-    in_use = rf"report\.parts is in use by process {os.getpid()} on "
-    with lock.hold(tmp_path / "report.parts"), pytest.raises(ValueError, match=in_use):
-        evaluate(tmp_path / "report", overwrite=overwrite)
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(os.listdir(tmp_path)) == ["expected", "report"]
 
 
 def test_an_evaluation_sees_that_another_has_finished_meanwhile(tmp_path, translated, monkeypatch):
@@ -379,35 +335,11 @@ def test_an_evaluation_sees_that_another_has_finished_meanwhile(tmp_path, transl
     monkeypatch.setattr(module, "load_translator", finish_another)
     with pytest.raises(ValueError, match="report is not empty; pass --overwrite"):
         evaluate(tmp_path / "report")
-    assert translated == ["qna-en"]
+    assert [score.pair for score in load_report(tmp_path / "report").pairs] == ["qna-en"]
     assert os.listdir(tmp_path) == ["report"]
 
 
-def test_what_a_kill_leaves_is_used_or_removed(tmp_path, translated):
-    """It was killed before the first pair was translated, or while its file was written."""
-    parts = tmp_path / "report.parts"
-    parts.mkdir()
-    (parts / MANIFEST).write_text(json.dumps({"maker": module.MAKER, "step": "8"}))
-    (parts / ".lock").write_text("")
-    (parts / ".qto-en.translations.json.partial-1").write_text("[")
-    evaluate(tmp_path / "report")
-    assert translated == list(PAIRS)
-    assert os.listdir(tmp_path) == ["report"]
-
-
-def test_a_users_directory_is_not_for_translations(tmp_path, translated):
-    parts = tmp_path / "report.parts"
-    parts.mkdir()
-    (parts / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"report\.parts is not empty and was not made by"):
-        evaluate(tmp_path / "report", overwrite=True)
-    assert translated == []
-    assert [path.name for path in parts.iterdir()] == ["notes.txt"]
-
-
-def test_an_evaluation_that_fails_before_a_translation_leaves_nothing(
-    tmp_path, translated, monkeypatch
-):
+def test_a_translation_that_fails_leaves_nothing(tmp_path, translated, monkeypatch):
     monkeypatch.setattr(module, "load_translator", lambda *_: (_full, 7))
     with pytest.raises(OSError, match="No space left"):
         evaluate(tmp_path / "report")
