@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,15 +17,6 @@ from lingvo_moe.core.nested_map import NestedMap
 @dataclasses.dataclass(frozen=True)
 class Initializer(abc.ABC):
     """The initial values of a weight: a policy."""
-
-    @property
-    def shares(self) -> Sequence[float] | None:
-        """For each part of the weight along the axis of experts, its share of a sum.
-
-        If parts are added up, and each begins as a copy of a dense weight, the copy is multiplied
-        by its share: so the sum is the dense weight. None: parts are not added up.
-        """
-        return None
 
     @abc.abstractmethod
     def __call__(self, shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:

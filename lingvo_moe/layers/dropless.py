@@ -5,7 +5,6 @@ of B rows, C column blocks of H columns, Z blocks.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -25,7 +24,6 @@ from lingvo_moe.layers.dispatch import (
     permute,
 )
 from lingvo_moe.layers.feed_forward import Products
-from lingvo_moe.layers.holding import ColumnBlocks, EachOnce
 
 _LARGEST_BLOCK = 128  # the paper's, section 5.1.2
 _SMALLEST_BLOCK = 8
@@ -41,35 +39,15 @@ class Dropless(Dispatcher):
     TensorFlow's executor too, where `Ragged` needs no padding. It ignores capacity: every choice
     that the routing dispatched is computed. Set capacity_factor=None, or the routing drops choices.
 
-    Experts may differ in size (section 4). An expert of size n has n·H hidden units. Its weights
-    are n column blocks of the shape of equal experts; the column blocks of all experts are in order
-    of experts. Optimizers treat each column block as an independent weight: Adafactor factors its
-    second moments and clips its update by itself.
-
     Attributes:
         block_size: B; None for the largest power of two from 8 to 128 that is at most a quarter of
             an expert's choices at balance, N·K/E. Padding then adds about an eighth to the rows.
-        expert_sizes: E whole numbers, the hidden units of each expert divided by H; None for equal
-            experts.
 
     Raises:
-        ValueError: block_size or a size is less than 1; in use, not as many sizes as experts.
+        ValueError: block_size is less than 1.
     """
 
     block_size: PositiveInt | None = None
-    expert_sizes: tuple[PositiveInt, ...] | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.expert_sizes == ():
-            raise ValueError(
-                "expert_sizes must have a number for each expert, or be None for equal experts, "
-                "got ()."
-            )
-
-    @property
-    def holding(self):
-        return ColumnBlocks(self.expert_sizes) if self.expert_sizes else EachOnce()
 
     def check_mesh(self, moe, pieces, places):
         """See Dispatcher: only one device."""
@@ -77,9 +55,10 @@ class Dropless(Dispatcher):
 
     def dispatch(self, inputs, routing, capacity, experts):
         del capacity
-        sizes = self.expert_sizes or (1,) * experts.num_experts
-        size = self.block_size or _block_size(routing.expert.shape.num_elements(), len(sizes))
-        blocks = in_blocks(routing, sizes, size)
+        size = self.block_size or _block_size(
+            routing.expert.shape.num_elements(), experts.num_experts
+        )
+        blocks = in_blocks(routing, experts.num_experts, size)
         rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), blocks.slot, blocks.choice)
         outputs = experts.by_products(rows, _products(blocks.topology, size))
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
@@ -102,23 +81,22 @@ class Blocks(NamedTuple):
     choice: tf.Tensor
 
 
-def in_blocks(routing: Routing, expert_sizes: Sequence[int], block_size: int) -> Blocks:
+def in_blocks(routing: Routing, num_experts: int, block_size: int) -> Blocks:
     """Sorts the dispatched choices by expert and pads each expert's run to whole blocks.
 
     Args:
         routing: the choices [G, S, K].
-        expert_sizes: the column blocks of each of E experts.
+        num_experts: E.
         block_size: B.
 
     Returns:
-        The Blocks, R = ceil(N·K/B) + E and Z = R · max(expert_sizes).
+        The Blocks, Z = R = ceil(N·K/B) + E.
     """
-    num_experts = len(expert_sizes)
     order, counts = by_expert(routing, num_experts)
     choices = routing.expert.shape.num_elements() or tf.size(order)
     num_rows = -(-choices // block_size) + num_experts
     row_blocks = -(-counts // block_size)
-    topology = block_diagonal(row_blocks, num_rows, expert_sizes)
+    topology = block_diagonal(row_blocks, num_rows, [1] * num_experts)
     ends = tf.cumsum(row_blocks)
     expert = tf.searchsorted(ends, tf.range(num_rows), side="right")  # of a row block; E: not used
     row = tf.range(num_rows * block_size)

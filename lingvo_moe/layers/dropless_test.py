@@ -168,7 +168,7 @@ def test_blocks_by_hand():
     # choice 2 nowhere. Blocks of 2: [1, -], [0, 3] and room for three more.
     expert = np.array([[[2, 0], [1, 2]]])
     routing = routing_of(expert, np.array([[[True, True], [False, True]]]))
-    blocks = in_blocks(routing, [1, 1, 1], 2)
+    blocks = in_blocks(routing, 3, 2)
     np.testing.assert_array_equal(blocks.choice, [1, 4, 0, 3, 4, 4, 4, 4, 4, 4])
     np.testing.assert_array_equal(blocks.slot, [[2, 0], [10, 3]])
     np.testing.assert_array_equal(blocks.topology.column, [0, 2, 3, 3, 3])
@@ -250,3 +250,14 @@ def test_the_block_size_follows_the_shape():
 def test_bad_block_size():
     with pytest.raises(ValueError, match=r"block_size must be >= 1 or None, got 0"):
         Dropless(block_size=0)
+
+
+def test_a_mesh():
+    with pytest.raises(ValueError, match=r"Dropless\(\) is for one device; over many set Einsum"):
+        Dropless().check_mesh(None, 2, 1)
+
+
+def test_evaluation_takes_no_layout_of_its_own():
+    slots = "model.moe.eval_dispatcher=VExperts(devices=2, slots_per_device=6)"
+    with pytest.raises(ValueError, match=r"eval_dispatcher=VExperts\(.*has its own layout"):
+        override(registry.get_params("tiny.MoE"), [slots])

@@ -1,7 +1,7 @@
 """Layouts of the weights of a layer's experts.
 
-G groups, S tokens per group, K choices, M model, H hidden, E experts, C column blocks of H columns,
-D devices of a placement, P slots of all devices.
+G groups, S tokens per group, K choices, M model, H hidden, E experts, D devices of a placement,
+P slots of all devices.
 """
 
 import abc
@@ -57,64 +57,6 @@ class EachOnce(Holding):
 
 
 @dataclasses.dataclass(frozen=True)
-class ColumnBlocks(Holding):
-    """Experts of different sizes as column blocks of one size, in order of experts.
-
-    Activations are elementwise, so an expert of size n is the sum of n blocks.
-
-    Attributes:
-        sizes: the number of column blocks of each expert.
-    """
-
-    sizes: tuple[int, ...]
-
-    def weights(self, experts):
-        """See Holding: the column blocks of all experts, [C, …].
-
-        Raises:
-            ValueError: not as many sizes as experts.
-        """
-        num_experts = next(iter(experts.values())).shape[0]
-        if len(self.sizes) != num_experts:
-            raise ValueError(
-                f"expert_sizes has {len(self.sizes)} sizes, {self.sizes}, for {num_experts} "
-                f"experts; give one for each of num_experts, and do not set decoder_num_experts."
-            )
-
-        def in_column_blocks(spec):
-            shape = (sum(self.sizes), *spec.shape[1:])
-            init = spec.init
-            if spec.dims[-1] == "M":  # of the outputs, which are summed over the blocks
-                init = _OfOutputs(init, self.sizes, len(spec.dims) - 1)
-            return dataclasses.replace(spec, shape=shape, init=init)
-
-        return NestedMap(experts=experts.map(in_column_blocks))
-
-    def to_expert_index(self, routing, theta):
-        """See Holding: every choice becomes max(sizes) choices, one for each column block.
-
-        For a smaller expert the last ones are not dispatched.
-        """
-        del theta
-        sizes, most = np.array(self.sizes), max(self.sizes)
-        nth = np.arange(most)
-        first = (np.cumsum(sizes) - sizes)[:, None]
-        column = tf.constant(np.minimum(first + nth, sum(sizes) - 1), tf.int32)  # [E, most]
-        taken = routing.dispatched[..., None] & tf.gather(nth < sizes[:, None], routing.expert)
-        by_block = tf.concat([tf.shape(taken)[:2], [routing.expert.shape[-1] * most]], axis=0)
-
-        def of_blocks(by_choice):  # [G, S, K, most or 1] -> [G, S, K · most]
-            return tf.reshape(tf.broadcast_to(by_choice, tf.shape(taken)), by_block)
-
-        return routing._replace(
-            expert=of_blocks(tf.gather(column, routing.expert)),
-            position=of_blocks(routing.position[..., None]),
-            weight=of_blocks(tf.where(taken, routing.weight[..., None], 0.0)),
-            dispatched=of_blocks(taken),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class Slots(Holding):
     """Replicas of experts in slots of devices; a table among the weights has the placement.
 
@@ -160,32 +102,6 @@ class Slots(Holding):
         held = tf.cast(tf.reshape(theta.placement, [-1]) == experts[:, None], tf.int32)
         first = tf.argmax(held, axis=1, output_type=tf.int32)
         return routing._replace(expert=tf.gather(first, routing.expert))
-
-
-@dataclasses.dataclass(frozen=True)
-class _OfOutputs(Initializer):
-    """Initial values of the weights of outputs, which are the sum of an expert's column blocks.
-
-    The fan-in is that of the whole expert, n times that of one block.
-
-    Attributes:
-        init: of an expert of size 1.
-        sizes: n of each expert.
-        rest: number of dimensions after that of the column blocks; a scan has one in front too.
-    """
-
-    init: Initializer
-    sizes: tuple[int, ...]
-    rest: int
-
-    def __call__(self, shape, seed):
-        scale = tf.constant(np.sqrt(self.shares), tf.float32)
-        return self.init(shape, seed) * tf.reshape(scale, [-1, *[1] * self.rest])
-
-    @property
-    def shares(self):
-        """See Initializer: 1 / n for each block of an expert of size n."""
-        return 1.0 / np.repeat(self.sizes, self.sizes)
 
 
 @dataclasses.dataclass(frozen=True)

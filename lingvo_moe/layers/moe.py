@@ -42,8 +42,7 @@ class MoEParams(Params):
     Attributes:
         num_experts: E.
         decoder_num_experts: E of the decoder's layers; None for the encoder's.
-        hidden_dim: H, the hidden units of one expert; with `Dropless(expert_sizes=…)` an expert of
-            size n has n · H. None for the model's hidden_dim.
+        hidden_dim: H, the hidden units of one expert; None for the model's hidden_dim.
         activation: of the experts; None for the model's activation.
         every_n: every n-th layer of a stack is an MoE layer.
         router: scores tokens against experts.

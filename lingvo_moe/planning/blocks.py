@@ -12,12 +12,9 @@ import collections
 import dataclasses
 from collections.abc import Iterator
 
-import numpy as np
-
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.gatings.base import expert_capacity
 from lingvo_moe.layers.dispatch import Einsum
-from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.holding import Slots
 from lingvo_moe.planning import flow
 from lingvo_moe.planning.share import BlockCost, Communication, Computation
@@ -258,17 +255,11 @@ class _Counter:
         rows = moe.num_experts * capacity, moe.dispatcher.rows_sent(moe, size, capacity)
         return moe.num_experts, capacity, *(groups * r / self.cut("Eg") for r in rows)
 
-    def _units(self, own, of_sizes):
-        """A device's hidden units of an expert; for different sizes of_sizes, such as the mean."""
-        dispatcher = own.params.dispatcher
-        sizes = dispatcher.expert_sizes if isinstance(dispatcher, Dropless) else None
-        return own.hidden_dim * of_sizes(sizes or (1,)) / self.cut("H")
-
     def _moe(self, kind):
         n, m = self.tokens(kind.length), self.m
         experts, capacity, slots, sent = self._shape(kind)
         own, times = kind.layer.feed_forward, kind.count
-        h = self._units(own, np.mean)
+        h = own.hidden_dim / self.cut("H")
         gated = own.experts.activation.gated
         matrices = 2 + gated
         weights = experts / self.cut("E") * matrices * m * h
@@ -308,7 +299,7 @@ class _Counter:
         if not kind.layer.is_moe:
             return total + self.item * n * m
         own, (experts, capacity, slots, _) = kind.layer.feed_forward, self._shape(kind)
-        hidden = self._units(own, max)  # there is room for all tokens at the largest expert
+        hidden = own.hidden_dim / self.cut("H")
         one_hot = n * experts * capacity * isinstance(own.params.dispatcher, Einsum)
         total += self.wire * (n * m + slots * (3 * m + hidden)) + FLOAT32 * 2 * n * experts
         return total + self.wire * 2 * one_hot

@@ -100,12 +100,6 @@ class TestUpcycling:
             "drawn",
         ] in words
 
-    def test_the_function_with_experts_of_different_sizes(self, dense):
-        """An expert's outputs are the sum of its column blocks, each a copy of the dense layer."""
-        sizes = "model.moe.dispatcher=Dropless(expert_sizes=(2,3,1))"
-        new, state, _ = start(dense.path, "model.moe.num_experts=3", sizes)
-        np.testing.assert_allclose(logits(new, state), logits(dense, stored(dense)), atol=1e-5)
-
     def test_a_scan_becomes_layers_and_layers_a_scan(self, dense, tmp_path):
         scan = random_logdir(tmp_path / "scan", (*DENSE, "model.scan=True"))
         expected = logits(scan, stored(scan))

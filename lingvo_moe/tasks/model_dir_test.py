@@ -265,14 +265,6 @@ class TestGoingOn:
         ModelDir.create(tmp_path, "tiny.MoE", [*texts, "train.max_steps=9"], dataset())
         assert ModelDir.open(tmp_path).params.decoding.n_best == 2
 
-    def test_sizes_of_experts_may_not_change_though_their_dispatcher_may(self, tmp_path):
-        few = ["model.moe.num_experts=3", "model.moe.capacity_factor=None"]
-        sizes = "model.moe.dispatcher=Dropless(expert_sizes={})"
-        first = [*SHRINK, *few, sizes.format((1, 2, 3))]
-        ModelDir.create(tmp_path, "tiny.MoE", first, dataset())
-        with pytest.raises(ValueError, match=r"expert_sizes=\(1, 2, 3\), but .* \(3, 2, 1\)"):
-            ModelDir.create(tmp_path, "tiny.MoE", [sizes.format((3, 2, 1))], dataset())
-
     def test_a_checkpoint_that_does_not_fit_is_found_before_anything_is_written(self, logdir):
         """beta1 gives each weight a slot that the checkpoint lacks."""
         before = _contents(logdir)

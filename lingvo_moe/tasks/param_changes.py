@@ -12,7 +12,6 @@ from lingvo_moe.training.train_params import TrainParams
 _Both = tuple[str, str]
 _FIXED = ("seed", "best_by")  # fields of TrainParams; others may change
 _NEVER = (
-    "model.moe.dispatcher.expert_sizes",
     "input.pairs",
     "input.stages",
     "optimizer.ema_decay",  # without it the averages would be lost

@@ -191,19 +191,6 @@ def test_a_run_says_what_it_will_and_does_learn(tmp_path):
     assert lines == ["Resuming from step 4."]
 
 
-@pytest.mark.slow
-def test_experts_of_different_sizes_train_resume_and_translate(tmp_path):
-    sizes = "model.moe.dispatcher=Dropless(expert_sizes=(1, 2, 3))"
-    few = ("model.moe.num_experts=3", "model.moe.capacity_factor=None")
-    for steps in (1, 2):
-        assert _train(tmp_path, sizes, *few, f"train.max_steps={steps}").step == steps
-    theta = _theta(tmp_path, 2)
-    assert theta["theta/encoder/layer_00/feed_forward/experts/wo"].shape == (6, 32, 16)
-    model_dir = ModelDir.open(tmp_path)
-    translator, step = load_translator(model_dir, Local(model_dir.task))
-    assert (step, len(translator(["klices nolek"], "en"))) == (2, 1)
-
-
 def test_tensorboard_shows_what_people_watch(whole):
     (path,) = (whole / "events").iterdir()
     tags = {

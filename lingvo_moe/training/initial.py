@@ -138,7 +138,7 @@ class Upcycle(Transfer):
             return None
         stored, count = tensors[dense], spec.shape[axis]
         noise = self._noise_of(path, stored) if self.noise else None
-        copies = Copies(stored, axis, count, noise, spec.init.shares)
+        copies = Copies(stored, axis, count, noise)
         return InitialValue(f"{count} copies of {dense}", copies, dense)
 
     def _noise_of(self, path, stored):

@@ -81,7 +81,7 @@ class Rows(Lazy):
 
 
 class Copies(Lazy):
-    """Copies of a stored tensor along a new axis, each with its own noise and factor."""
+    """Copies of a stored tensor along a new axis, each with its own noise."""
 
     def __init__(
         self,
@@ -89,7 +89,6 @@ class Copies(Lazy):
         axis: int,
         count: int,
         noise: Callable[[int], np.ndarray] | None = None,
-        factors: Sequence[float] | None = None,
     ):
         """Nothing is read yet.
 
@@ -98,10 +97,9 @@ class Copies(Lazy):
             axis: the new one.
             count: number of copies.
             noise: number of a copy -> what is added to it, of the stored shape; None for nothing.
-            factors: what each copy is then multiplied by; None for 1.
         """
         self._stored, self._axis, self._count = stored, axis, count
-        self._noise, self._factors = noise, factors
+        self._noise = noise
         self.shape = (*stored.shape[:axis], count, *stored.shape[axis:])
 
     def read(self, index):
@@ -111,9 +109,7 @@ class Copies(Lazy):
         return np.stack([self._copy(part, number, rest) for number in which], self._axis)
 
     def _copy(self, part, number, index):
-        if self._noise is not None:
-            part = part + self._noise(number)[index]
-        return part if self._factors is None else part * part.dtype.type(self._factors[number])
+        return part if self._noise is None else part + self._noise(number)[index]
 
 
 class Slice(Lazy):
