@@ -10,10 +10,12 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override, to_fields
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset, PairInfo
+from lingvo_moe.tasks import training
 from lingvo_moe.tasks.hours import steps_in
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.recipe import RULES, recipe, registered, to_table
+from lingvo_moe.tasks.recipe import RULES, Chosen, recipe, registered, to_table
 from lingvo_moe.tasks.source_use import SplitBatches
+from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 from lingvo_moe.training.process import ALONE
 
@@ -165,3 +167,26 @@ def test_hours_set_the_steps(tmp_path, monkeypatch):
     fixed = ModelDir.for_training(tmp_path, "tiny.MoE", [*SHRINK, "train.eval_every=10"], dataset())
     chosen = steps_in(0.5, fixed, dataset(), runtime, ALONE)
     assert chosen.value == int(1800 / (2 + 3 * count / 10))
+
+
+def test_hours_are_for_a_new_logdir(tmp_path, monkeypatch):
+    """A resumed run keeps its steps."""
+    asked, trained = [], []
+
+    def steps(hours, *_):
+        asked.append(hours)
+        return Chosen("train.max_steps", 7, "hours")
+
+    monkeypatch.setattr(training, "steps_in", steps)
+    monkeypatch.setattr(training, "run_training", lambda model_dir, *_: trained.append(model_dir))
+    job = dataclasses.replace(training_job(tmp_path), hours=0.5)
+    job = dataclasses.replace(
+        job,
+        overrides=[text for text in job.overrides if "max_steps" not in text],
+        make_runtime=lambda *_: None,
+    )
+    training.train_model(job)
+    trained[0].save()
+    training.train_model(job)
+    assert asked == [0.5]
+    assert [made.params.train.max_steps for made in trained] == [7, 7]

@@ -30,6 +30,7 @@ from lingvo_moe.tasks.fit import dev_sample, fit_penalties, is_fitted, translate
 from lingvo_moe.tasks.hours import steps_in
 from lingvo_moe.tasks.initial import initialize
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.model_json import FILE
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import to_table
 from lingvo_moe.tasks.routing_metrics import max_vio
@@ -132,7 +133,7 @@ def train_model(job: TrainingJob) -> TrainResult:
 def _train(job):
     process = job.process
     model_dir = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset, job.params)
-    if job.hours is not None and ModelDir.model_of(job.logdir) is None:
+    if job.hours is not None and not (job.logdir / FILE).exists():
         model_dir = _with_hours(job, model_dir)
     records = job.record_loads is not None
     others = {"data": str(model_dir.data), "record_loads": str(records)}
