@@ -1,6 +1,7 @@
 """The layout, the warm-up requests and the client, against a server that answers as documented."""
 
 import contextlib
+import http.client
 import http.server
 import io
 import json
@@ -232,8 +233,10 @@ def _answering(content):
 
         def answer():
             connection, _ = server.accept()
-            with connection:
-                connection.recv(1 << 16)
+            with connection, connection.makefile("rb") as request:
+                # All of it: a connection that is closed with bytes unread is reset.
+                request.readline()
+                request.read(int(http.client.parse_headers(request)["Content-Length"]))
                 connection.sendall(content)
 
         thread = threading.Thread(target=answer)
