@@ -367,6 +367,11 @@ def to_fields(params: Any) -> dict[str, str]:
     return dict(_leaves(params, ""))
 
 
+def to_changes(params: Any) -> dict[str, str]:
+    """Those of `to_fields` that are not the defaults of their class; `from_fields` reads them."""
+    return dict(_changes(params, _defaults(type(params)), ""))
+
+
 def from_fields(cls: type, fields: Mapping[str, str], source: str) -> Any:
     """The inverse of `to_fields`; no code in the texts is run.
 
@@ -459,6 +464,26 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(value):
         path = f"{prefix}.{field.name}" if prefix else field.name
         yield from _leaves(getattr(value, field.name), path)
+
+
+def _changes(params: Any, defaults: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for name in _field_names(type(params)):
+        path, value, default = prefix + name, getattr(params, name), defaults.get(name, ...)
+        if not dataclasses.is_dataclass(value):
+            if default is ... or text_of(value) != text_of(default):
+                yield path, text_of(value)
+            continue
+        same = type(value) is type(default)
+        below = list(_changes(value, vars(default) if same else _defaults(type(value)), f"{path}."))
+        if below or not same:
+            yield path, _class_name(type(value))
+            yield from below
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """Field -> its default; without the fields that have none."""
+    fields = dataclasses.fields(cls)
+    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def text_of(value: Any) -> str:

@@ -13,7 +13,7 @@ from absl import flags
 from lingvo_moe.core import registry
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.layer import count_weights
-from lingvo_moe.core.params import override, to_text
+from lingvo_moe.core.params import override, to_changes, to_text
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.translation import TranslationTask
@@ -40,7 +40,7 @@ def list_models() -> Table:
 
 
 def write_golden(directory: Path) -> None:
-    """Writes each registered model's resolved params to directory/NAME.txt.
+    """Writes what each registered model changes of the defaults to directory/NAME.txt.
 
     Raises:
         ValueError: the directory holds other texts; nothing is changed.
@@ -54,7 +54,8 @@ def write_golden(directory: Path) -> None:
         )
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
-        write_whole(directory / f"{name}.txt", to_text(registry.get_params(name)))
+        changes = to_changes(registry.get_params(name))
+        write_whole(directory / f"{name}.txt", "".join(f"{p} : {changes[p]}\n" for p in changes))
 
 
 def main() -> None:
@@ -76,7 +77,7 @@ def run() -> None:
     flags.DEFINE_string("show", None, "Print the resolved params of this model.")
     flags.DEFINE_bool("json", False, "Print the list as JSON.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
-    flags.DEFINE_string("golden", None, "Write every model's resolved params under this directory.")
+    flags.DEFINE_string("golden", None, "Write what each model changes of the defaults to DIR.")
     common.run(main)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from lingvo_moe.core import registry
 from lingvo_moe.core.layer import count_weights
-from lingvo_moe.core.params import to_text
+from lingvo_moe.core.params import from_fields, to_changes
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.translation import TranslationTask
 
@@ -130,9 +131,11 @@ def test_recipes_are_diffs(recipe, base, changed):
 def test_resolved_params_are_as_committed(name):
     path = GOLDEN / f"{name}.txt"
     assert path.exists(), f"{name} has no golden text; run `make golden`"
-    assert to_text(registry.get_params(name)) == path.read_text(), (
+    changes = dict(line.split(" : ", 1) for line in path.read_text().splitlines())
+    assert to_changes(registry.get_params(name)) == changes, (
         f"the params of {name} have changed; if that is meant, run `make golden` and commit"
     )
+    assert from_fields(TranslationParams, changes, name) == registry.get_params(name)
 
 
 def test_no_golden_text_is_left_over():
