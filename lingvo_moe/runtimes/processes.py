@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import distributed  # its key-value store has no public name
+from jax._src.clusters import ClusterEnv  # nor has its list of clusters
 from jax.experimental import multihost_utils
 
 from lingvo_moe.runtimes.roll_call import call_roll
@@ -65,6 +66,12 @@ def _wait_for_processes(coordinator, index, count):
     print(f"Waiting for the other processes at {where} …", file=sys.stderr, flush=True)
     if coordinator:
         call_roll(coordinator, index, count, _MEET_SECONDS)
+    elif not any(e.is_env_present() for e in ClusterEnv._cluster_types if not e.opt_in_only_method):
+        raise ValueError(
+            "--coordinator=auto finds no cluster here (Slurm, Open MPI, a TPU pod, or Kubernetes "
+            "with the Python package kubernetes); give --coordinator=HOST:PORT, --process_index "
+            "and --process_count."
+        )
     timer = threading.Timer(_MEET_SECONDS, _exit_unconnected, (where,))
     timer.start()
     try:
@@ -77,6 +84,18 @@ def _wait_for_processes(coordinator, index, count):
         )
     finally:
         timer.cancel()
+    if _has_all_gpus() and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
+        for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+            jax.config.update(name, "all")
+
+
+def _has_all_gpus() -> bool:
+    """Whether a Slurm task uses every GPU that it sees. JAX gives each task of a node one of them.
+
+    So it is if the task is alone on its node, or if Slurm divides the GPUs.
+    """
+    tasks, nodes = (os.environ.get(f"SLURM_STEP_NUM_{name}") for name in ("TASKS", "NODES"))
+    return tasks == nodes is not None or "SLURM_GPUS_PER_TASK" in os.environ
 
 
 def _exit_unconnected(where):

@@ -123,6 +123,60 @@ def test_where_a_process_expects_others(variables, several, monkeypatch):
     assert processes._in_a_cluster() == several
 
 
+SLURM_PROGRAM = """
+import sys
+import jax
+from lingvo_moe.runtimes.processes import join_processes
+with join_processes(sys.argv[1], int(sys.argv[2]), 2):
+    print(jax.config._read("jax_cuda_visible_devices"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "visible"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}, "all"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}, "0"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_PER_TASK": "4"}, "all"),
+        (
+            {
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_NUM_NODES": "2",
+                "JAX_LOCAL_DEVICE_IDS": "0,1",
+            },
+            "0,1",
+        ),
+    ],
+)
+def test_a_slurm_task_sees_the_gpus_that_are_its_own(variables, visible, monkeypatch):
+    pytest.importorskip("jax")
+    task = {
+        "JOB_ID": "1",
+        "STEP_NODELIST": "localhost",
+        "NTASKS": "2",
+        "PROCID": "0",
+        "LOCALID": "0",
+    }
+    for name, value in ({f"SLURM_{n}": task[n] for n in task} | variables).items():
+        monkeypatch.setenv(name, value)
+    address = free_address()
+    started = [_start(SLURM_PROGRAM, address, str(i)) for i in range(2)]
+    for process in started:
+        output, errors = process.communicate(timeout=120)
+        assert output.split() == [visible], errors
+
+
+def test_a_cluster_that_is_not_there():
+    pytest.importorskip("jax")
+    from lingvo_moe.runtimes.processes import join_processes
+
+    with (
+        pytest.raises(ValueError, match=r"auto finds no cluster.*HOST:PORT"),
+        join_processes("auto"),
+    ):
+        pass
+
+
 def test_a_port_that_is_taken():
     pytest.importorskip("jax")
     from lingvo_moe.runtimes.processes import join_processes

@@ -85,6 +85,11 @@ def _spmd(task, step):
     # TensorFlow is used only for tracing, but would reserve all memory of the GPUs.
     tf.config.set_visible_devices([], "GPU")
     mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else Mesh(("data",), (jax.device_count(),))
+    if jax.process_index() == 0:
+        common.report(
+            f"The mesh {mesh} uses {mesh.size(mesh.axes)} of {jax.device_count()} devices; "
+            f"{jax.process_count()} processes see {jax.local_device_count()} each."
+        )
     return Spmd(task, step, Layout(mesh, task.params.sharding))
 
 
