@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lingvo_moe.core.fields import short_repr
+from lingvo_moe.core.files import check_local
 from lingvo_moe.core.one_process import NotLoaded, is_forked
 from lingvo_moe.core.params import evolve, text_of
 from lingvo_moe.core.progress import report
@@ -315,10 +316,12 @@ def _path(name: str, path: Any) -> Path:
     """The path that an argument gives, with the home directory for "~".
 
     Raises:
-        ValueError: it is no path, or it is empty, as with an empty variable of a shell.
+        ValueError: it is no path, it is empty, as with an empty variable of a shell, or it is the
+            address of a bucket.
     """
     if not isinstance(path, str | os.PathLike) or path == "":
         raise ValueError(f"{name} must be a path, such as 'models/moe'; got {short_repr(path)}.")
+    check_local(name, str(path))
     return Path(path).expanduser()
 
 

@@ -11,6 +11,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -185,6 +186,19 @@ def check_file_name(name: str, what: str, example: str) -> None:
         raise ValueError(
             f"{name!r:.60} cannot name {what}: files are named after it. Use at most 200 bytes, no "
             f"slash or control character, and no dot in front, such as {example}."
+        )
+
+
+def check_local(name: str, path: str) -> None:
+    """Checks that a path is not an address such as gs://bucket/x, which would be a directory "gs:".
+
+    Raises:
+        ValueError: it is one.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", path):
+        raise ValueError(
+            f"{name}={path} is not a local path. Files are renamed, locked and synced, which "
+            f"buckets do not have; use a local or network disk, and copy finished results."
         )
 
 

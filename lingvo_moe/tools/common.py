@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 from lingvo_moe.core import console
+from lingvo_moe.core.files import check_local
 from lingvo_moe.core.lines import printable
 from lingvo_moe.core.plugins import import_plugins, source_files
 from lingvo_moe.core.progress import report as report  # for the tools
@@ -65,6 +66,9 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
         for name, value in FLAGS.flag_values_dict().items():
             if isinstance(value, float) and math.isnan(value):
                 raise ValueError(f"--{name}=nan is not a number; give one.")
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, str):
+                    check_local(f"--{name}", one)
         import_plugins(FLAGS["import"].value or ())
         main(*([arguments] if takes_arguments else []))
 

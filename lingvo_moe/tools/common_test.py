@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from absl import app
 
+import lingvo_moe as lm
 from lingvo_moe.testing.commands import error_of, run_tool
 from lingvo_moe.tools import common
 
@@ -47,6 +48,16 @@ def test_home_directory_of_flags(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     given = ["tool", "--output=~/x", "--to=~", "--set=a=~/b", "~/c=~/d", "--", "--input=~/x"]
     assert common.at_home(given) == ["tool", "--output=/home/ada/x", *given[2:]]
+
+
+@pytest.mark.parametrize("flag", ["--output=gs://bucket/data", "--corpus=s3://bucket/text"])
+def test_a_bucket_is_no_directory(flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = f"--corpus={tmp_path}", f"--output={tmp_path}/data", flag
+    assert f"{flag} is not a local path" in error_of("prepare", *given)
+    with pytest.raises(ValueError, match=r"^output=gs://bucket/x is not a local path"):
+        lm.prepare([], "gs://bucket/x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_of_a_repeated_flag_add_up(new_flags):
