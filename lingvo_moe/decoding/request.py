@@ -24,8 +24,8 @@ _NUMBERS = {
     "length_offset": np.int32,
     "min_length": np.int32,
 }
-_SAMPLING_UNDER_XLA = {"temperature": np.float32, "seed": np.int32, "top_p": np.float32}
-_OF_SAMPLING = _SAMPLING_UNDER_XLA | {"top_k": np.int32}
+_OF_SAMPLING = dict.fromkeys(("temperature", "top_p"), np.float32)
+_OF_SAMPLING |= dict.fromkeys(("seed", "top_k"), np.int32)
 # Fields that are inputs of an exported graph, so that one graph serves all requests.
 _SEARCH_NUMBERS = _NUMBERS | dict.fromkeys(("beam_size", "n_best", "no_repeat_ngram"), np.int32)
 OWN = -1  # as an option of an export: the number of the target language
@@ -95,13 +95,7 @@ class Request:
     @property
     def graph(self) -> "Request":
         """The part that a graph depends on: equal for requests that differ only in their inputs."""
-        sampling = self.params.sampling
-        params = dataclasses.replace(
-            self.params,
-            **_defaults(self.params, (*_NUMBERS, *_OUTSIDE)),
-            sampling=sampling
-            and dataclasses.replace(sampling, **_defaults(sampling, _OF_SAMPLING)),
-        )
+        params = _standard(self.params, (*_NUMBERS, *_OUTSIDE))
         anything = (Edge(0, 1, EOS),) if self.forbidden else ()
         prefix = (EOS,) if self.prefix else ()
         return dataclasses.replace(self, params=params, prefix=prefix, forbidden=anything)
@@ -131,22 +125,14 @@ class Request:
         numbers = {name: one for name, one in inputs.items() if name not in ids}
         return _replaced(self.with_numbers(numbers), ids)
 
-    def split_penalty(self) -> "tuple[Request, float]":
-        """A request that is the same for all values of length_penalty, and the value."""
-        params = dataclasses.replace(self.params, length_penalty=FROM_DATA)
-        return dataclasses.replace(self, params=params), self.params.filled().length_penalty
-
     def split_numbers(self) -> "tuple[Request, dict[str, np.ndarray]]":
         """A request that is the same for other numbers, and these, for `with_numbers` under XLA.
 
-        XLA needs to know the sizes of tensors, so lengths and top_k stay in the request.
+        XLA needs to know the sizes of tensors, so the longest lengths stay in the request.
         """
-        request, penalty = self.split_penalty()
-        params, numbers = request.params, {"length_penalty": np.array(penalty, np.float32)}
-        if sampling := params.sampling:
-            numbers |= _arrays(sampling, _SAMPLING_UNDER_XLA)
-            fixed = dataclasses.replace(sampling, **_defaults(sampling, _SAMPLING_UNDER_XLA))
-            params = dataclasses.replace(params, sampling=fixed)
+        names = {"length_penalty", "min_length"} | _OF_SAMPLING.keys()
+        numbers = {name: one for name, one in self.inputs.items() if name in names}
+        params = _standard(self.params, ("length_penalty", "min_length"))
         return dataclasses.replace(self, params=params), numbers
 
     def filled(self, fitted: Fitted) -> "Request":
@@ -233,6 +219,13 @@ def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
     return BeamSearchParams(
         **numbers, **texts, sampling=Sampling(**sampling) if sampling["temperature"] else None
     )
+
+
+def _standard(params, names):
+    """Params with the defaults of these fields and, if they sample, of those of sampling."""
+    if sampling := params.sampling:
+        sampling = dataclasses.replace(sampling, **_defaults(sampling, _OF_SAMPLING))
+    return dataclasses.replace(params, **_defaults(params, names), sampling=sampling)
 
 
 def _defaults(params, names):

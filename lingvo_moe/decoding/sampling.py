@@ -50,19 +50,19 @@ class Sampling(Params):
 
     def _kept(self, logits):
         """The logits, -inf for tokens that top_k and top_p exclude."""
-        logits = smart_cond(self.top_k > 0, lambda: self._best_k(logits), lambda: logits)
-        return smart_cond(self.top_p < 1, lambda: self._likeliest(logits), lambda: logits)
-
-    def _best_k(self, logits):
-        least = min if isinstance(self.top_k, int) else tf.minimum
-        best = tf.math.top_k(logits, least(self.top_k, logits.shape[-1]))
-        return _only(best.indices, best.values, logits)
+        some = (self.top_k > 0) | (self.top_p < 1)
+        return smart_cond(some, lambda: self._likeliest(logits), lambda: logits)
 
     def _likeliest(self, logits):
-        best = tf.math.top_k(logits, logits.shape[-1])
-        ahead = tf.cumsum(tf.nn.softmax(best.values), axis=-1, exclusive=True)
-        kept = tf.where(ahead < self.top_p, best.values, -math.inf)
-        return _only(best.indices, kept, logits)
+        size = logits.shape[-1]
+        count = tf.where(self.top_k > 0, tf.minimum(self.top_k, size), size)
+        # XLA needs a static number; fewer are sorted faster.
+        sorts = size if logits.shape.is_fully_defined() else count
+        best = tf.math.top_k(logits, sorts)
+        values = tf.where(tf.range(sorts) < count, best.values, -math.inf)
+        ahead = tf.cumsum(tf.nn.softmax(values), axis=-1, exclusive=True)
+        kept = (ahead < self.top_p) | (self.top_p >= 1)
+        return _only(best.indices, tf.where(kept, values, -math.inf), logits)
 
 
 def _only(tokens, values, logits):

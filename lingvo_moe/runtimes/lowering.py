@@ -24,6 +24,8 @@ from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, axes_of, us
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.training.step import TrainState, TrainStep
 
+_SENTENCES = {"source_ids", "lengths", "tasks"}
+
 
 class ArraySpec(NamedTuple):
     """The specification of an array.
@@ -246,8 +248,8 @@ def partition_translate(
 
     Args:
         task: the model, whose `translate` is called.
-        batch: specs of source_ids, lengths, tasks for a router by task, and, with a request,
-            penalties, its length penalty in each row; see `batch_specs`.
+        batch: specs of source_ids, lengths, tasks for a router by task, and the numbers of a
+            request in each row; see `batch_specs`.
         layout: devices and sharding rules.
         request: how to search; see `translate`.
 
@@ -257,8 +259,10 @@ def partition_translate(
 
     def run(flat, batch):
         theta = NestedMap.unflatten(flat).theta
-        given = request and request.with_numbers({"length_penalty": batch.penalties[0]})
-        return task.translate(theta, batch.source_ids, batch.lengths, batch.get("tasks"), given)
+        sentences = batch.source_ids, batch.lengths, batch.get("tasks")
+        numbers = {name: batch[name][0] for name in batch.keys() - _SENTENCES}
+        given = request and request.with_numbers(numbers)
+        return task.translate(theta, *sentences, given)
 
     args = [weight_specs(task.weights(), "theta"), dict(batch)]
     return partitioned(run, args, None, layout), args

@@ -186,8 +186,9 @@ class Spmd:
         if tasks is not None:
             batch["tasks"] = np.pad(tasks, (0, spare))
         if request:
-            request, penalty = request.split_penalty()
-            batch["penalties"] = np.full_like(padded_lengths, penalty, np.float32)
+            request, numbers = request.split_numbers()
+            rows = len(padded_lengths)
+            batch |= {name: np.repeat(number, rows) for name, number in numbers.items()}
         output = self._run(
             ("translate", request),
             lambda specs: partition_translate(self._fixed_task, specs, self._layout, request),

@@ -6,12 +6,17 @@ import json
 import numpy as np
 import pytest
 
+from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.decoding.request import Request
+from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.testing.training_on_mesh import MESH, TOLERANCE, local, make_batch, make_task, train
 
 SOURCE = np.random.default_rng(8).integers(4, 64, (5, 9)).astype(np.int32)
 SOURCE_LENGTHS = np.array([9, 2, 7, 5, 1], np.int32)
+SAMPLINGS = Sampling(top_k=3, seed=1), Sampling(temperature=0.5, top_p=0.9)
+REQUESTS = (None, *(Request(BeamSearchParams(sampling=one)) for one in SAMPLINGS))
 
 STEPS = 3
 
@@ -69,10 +74,12 @@ def test_evaluation_is_that_of_one_device():
         np.testing.assert_allclose(fast()["evaluation"][name], expected[name], rtol=TOLERANCE)
 
 
-def test_translations_are_those_of_one_device():
+@pytest.mark.parametrize("number", range(3))
+def test_translations_are_those_of_one_device(number):
     runtime, _, _ = local(STEPS)
-    expected = runtime.translate(SOURCE, SOURCE_LENGTHS)
-    ids, lengths, scores = fast()["translation"]
+    expected = runtime.translate(SOURCE, SOURCE_LENGTHS, request=REQUESTS[number])
+    ids, lengths, scores = fast()["translations"][number]
+    assert fast()["programs"] == 2  # both samplings have one
     np.testing.assert_array_equal(lengths, expected.lengths)
     for row, (got, wanted, length) in enumerate(zip(ids, expected.ids, lengths, strict=True)):
         np.testing.assert_array_equal(got[0][: length[0]], wanted[0][: length[0]], str(row))
@@ -152,7 +159,11 @@ def main():
         "evaluation": {
             n: np.asarray(v).tolist() for n, v in runtime.evaluate(make_batch(99)).items()
         },
-        "translation": [x.tolist() for x in runtime.translate(SOURCE, SOURCE_LENGTHS)[:3]],
+        "translations": [
+            [x.tolist() for x in runtime.translate(SOURCE, SOURCE_LENGTHS, request=request)[:3]]
+            for request in REQUESTS
+        ],
+        "programs": sum(name[0][0] == "translate" for name in runtime._programs),
         "scores": runtime.score(SOURCE, SOURCE_LENGTHS, SOURCE, SOURCE_LENGTHS).tolist(),
         "routes": {
             layer: [table.tolist() for table in tables]

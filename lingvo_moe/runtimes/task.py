@@ -30,8 +30,8 @@ class SearchRequest(Protocol):
     def specs(self) -> dict[str, tf.TensorSpec]:
         """Their shapes, as far as the graph depends on them."""
 
-    def split_penalty(self) -> tuple[Self, float]:
-        """The same without its length penalty, and that: one program serves all languages."""
+    def split_numbers(self) -> tuple[Self, dict[str, np.ndarray]]:
+        """The same without numbers that XLA's programs take, and these."""
 
     def with_numbers(self, numbers: Mapping[str, tf.Tensor]) -> Self:
         """The request with other numbers."""

@@ -18,8 +18,9 @@ class Xla(Local):
     """As Local, but XLA compiles beam search to one program for each shape of a batch.
 
     A step of the search has hundreds of short operations. XLA fuses them, so small batches are
-    2 to 7 times as fast. Compiling takes seconds for each new shape and each new request. So rows
-    and columns are padded to powers of two. All experts are computed, not only the chosen ones.
+    2 to 7 times as fast. Compiling takes seconds for each new shape, so rows and columns are padded
+    to powers of two, and for new sizes of a search. Its other numbers are inputs. All experts are
+    computed, not only the chosen ones.
     """
 
     def __init__(self, task: Task, step: TrainStep | None = None):

@@ -76,16 +76,14 @@ def test_another_length_penalty_needs_no_new_program(traced):
 
 def test_other_numbers_of_sampling_need_no_new_program(traced):
     local, xla = runtimes("model.moe=None")
-    for number, temperature in enumerate((0.5, 2.0), start=1):
-        sampling = Sampling(temperature=temperature, top_p=0.9 / number, seed=number, top_k=3)
-        tasks, request = np.zeros_like(LENGTHS), Request(BeamSearchParams(sampling=sampling))
+    tasks = np.zeros_like(LENGTHS)
+    for number, (top_k, top_p) in enumerate([(3, 0.9), (2, 0.4), (0, 1.0), (999, 1.0), (1, 1.0)]):
+        sampling = Sampling(temperature=0.5 + number, top_p=top_p, seed=number, top_k=top_k)
+        request = Request(BeamSearchParams(sampling=sampling, min_length=number))
         found = xla.translate(IDS, LENGTHS, tasks, request)
-        np.testing.assert_array_equal(
-            found.lengths, local.translate(IDS, LENGTHS, tasks, request).lengths
-        )
-    for top_k in (0, 1, 5):
-        sampling = Sampling(temperature=0.7 + top_k, top_k=top_k)
-        local.translate(IDS, LENGTHS, tasks, Request(BeamSearchParams(sampling=sampling)))
+        wanted = local.translate(IDS, LENGTHS, tasks, request)
+        np.testing.assert_array_equal(found.lengths, wanted.lengths)
+        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4)
     assert len(traced) == 2  # one of each runtime
 
 

@@ -221,6 +221,17 @@ class TestRequests:
 
         run(test, max_queue=3)
 
+    def test_each_batch_has_a_tenth_of_the_time_of_a_sentence(self):
+        async def test(batcher, model):
+            seen = []
+            batcher._observe = lambda *batch: seen.append(batch)
+            await submit(batcher, "a b c d")
+            [(sentences, seconds)] = seen
+            assert sentences == 4
+            assert batcher._pace == pytest.approx(0.9 * 0.05 + 0.1 * seconds / 4, rel=1e-9)
+
+        run(test)
+
     def test_a_full_queue_refuses_whole_requests(self):
         async def test(batcher, model):
             first, tasks = await while_busy(batcher, model, ("a b", EN))
