@@ -73,7 +73,6 @@ POLICIES = {
         ",scores=Sigmoid(),bias=LossFree(),balance=BySequence()",
         "model.moe.aux_loss_weight=0.0001",
     ),
-    "`TopK(k=2, balance=ByBatch())`": _top_2(",balance=ByBatch()"),
     "`TopK(k=2, limit=NodeLimited(nodes=2, kept=1))`": _top_2(",limit=NodeLimited(nodes=2,kept=1)"),
     "`Switch()` of 7 experts, and one always on": _gating(
         "Switch()", 1.25, "model.moe.num_experts=7", "model.moe.always_on_experts=1"

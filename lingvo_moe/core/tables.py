@@ -32,15 +32,6 @@ class StateSpec(WeightSpec):
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeBatch(StateSpec):
-    """The first choices of each expert in the whole batch, [E], for losses of micro-batches.
-
-    TrainStep counts them before the gradients of the first micro-batch. Without micro-batches and
-    between steps the value is 0.
-    """
-
-
-@dataclasses.dataclass(frozen=True)
 class TableSpec(StateSpec):
     """The expert in each slot, int32, one of `num_experts` or -1 for none.
 

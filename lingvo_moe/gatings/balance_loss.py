@@ -9,9 +9,6 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core.fields import Params
-from lingvo_moe.core.layer import Constant
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import WholeBatch
 from lingvo_moe.gatings.base import NOTHING, Extras
 from lingvo_moe.gatings.choices import group_counts, top_choices
 
@@ -19,11 +16,6 @@ from lingvo_moe.gatings.choices import group_counts, top_choices
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BalanceLoss(Params, abc.ABC):
     """A loss that is 1.0 at perfect balance: E times shares of choices times mean gates."""
-
-    def state(self, num_experts: int) -> NestedMap:
-        """StateSpecs, as for Gating; most losses have none."""
-        del num_experts
-        return NestedMap()
 
     @abc.abstractmethod
     def __call__(
@@ -49,57 +41,17 @@ class ByGroup(BalanceLoss):
 
     def __call__(self, gates, expert, mask, extras=NOTHING):
         del extras
-        return _by_group(gates, _first_counts(gates, expert, mask), mask)
+        real = tf.cast(mask, tf.float32)
+        tokens = tf.maximum(tf.reduce_sum(real, axis=1, keepdims=True), 1.0)  # [G, 1]
+        mean_gates = tf.reduce_sum(gates * real[..., None], axis=1) / tokens
+        counts = group_counts(expert[..., :1], mask[..., None], gates.shape[-1])
+        share = counts / tf.maximum(tf.reduce_sum(counts, axis=1, keepdims=True), 1.0)
+        per_group = tf.reduce_sum(share * mean_gates, axis=-1) * gates.shape[-1]
+        occupied = tf.cast(tf.reduce_any(mask, axis=1), tf.float32)
+        return tf.math.divide_no_nan(tf.reduce_sum(per_group * occupied), tf.reduce_sum(occupied))
 
 
 BY_GROUP = ByGroup()
-
-
-def _first_counts(gates, expert, mask):
-    """float32 [G, E]: the first choices of each expert."""
-    return group_counts(expert[..., :1], mask[..., None], gates.shape[-1])
-
-
-def _by_group(gates, counts, mask):
-    """ByGroup's loss, with shares in proportion to counts, float32 [G, E]."""
-    real = tf.cast(mask, tf.float32)
-    tokens = tf.maximum(tf.reduce_sum(real, axis=1, keepdims=True), 1.0)  # [G, 1]
-    mean_gates = tf.reduce_sum(gates * real[..., None], axis=1) / tokens
-    share = counts / tf.maximum(tf.reduce_sum(counts, axis=1, keepdims=True), 1.0)
-    per_group = tf.reduce_sum(share * mean_gates, axis=-1) * gates.shape[-1]
-    occupied = tf.cast(tf.reduce_any(mask, axis=1), tf.float32)
-    return tf.math.divide_no_nan(tf.reduce_sum(per_group * occupied), tf.reduce_sum(occupied))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ByBatch(BalanceLoss):
-    """ByGroup with the whole batch, on all devices, as one group.
-
-    Then a single group, such as text of one language, may be unbalanced if the batch is balanced
-    (Qiu et al. 2025, arXiv 2501.11873). With micro-batches f_e is that of all of them: a forward
-    pass counts their choices before the first gradient. The paper counts only the micro-batches so
-    far. In a local step of GatingDropout the loss is that of each node's groups.
-    """
-
-    def state(self, num_experts):
-        """See BalanceLoss: the choices of the whole batch while gradients are computed."""
-        return NestedMap(first_choices=WholeBatch((num_experts,), Constant(0.0), "e"))
-
-    def __call__(self, gates, expert, mask, extras=NOTHING):
-        def together(by_group):  # [G, S, …] -> [1, G · S, …], or in a local step [N, G · S / N, …]
-            nodes, rest = extras.nodes, by_group.shape[2:]
-            if nodes > 1:
-                by_group = tf.reshape(by_group, [-1, nodes, *by_group.shape[1:]])
-                by_group = tf.stack(tf.unstack(by_group, nodes, axis=1))
-            return tf.reshape(by_group, [nodes, -1, *rest])
-
-        gates, expert, mask = map(together, (gates, expert, mask))
-        counts = _first_counts(gates, expert, mask)  # [N, E]
-        if "first_choices" in extras.state:
-            # In a local step they are [G, 1, E], for the node of each group.
-            whole = tf.reshape(extras.state.first_choices, [-1, gates.shape[-1]])[: extras.nodes]
-            counts = tf.where(tf.reduce_any(whole > 0.0), whole, counts)
-        return _by_group(gates, counts, mask)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

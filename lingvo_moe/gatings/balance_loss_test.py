@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.balance_loss import ByBatch, ByGroup, BySequence
+from lingvo_moe.gatings.balance_loss import ByGroup, BySequence
 from lingvo_moe.gatings.base import Extras
 from lingvo_moe.gatings.choices import top_choices
 from lingvo_moe.testing import slow_routing
@@ -21,9 +20,6 @@ def test_equal_the_slow_loops(name):
     expected = slow_routing.balance(logits, mask)
     np.testing.assert_allclose(of(ByGroup(), logits, mask), expected, rtol=1e-5)
     groups, tokens, experts = logits.shape
-    flat = logits.reshape(1, -1, experts), mask.reshape(1, -1)
-    expected = slow_routing.balance(*flat)
-    np.testing.assert_allclose(of(ByBatch(), logits, mask), expected, rtol=1e-5)
     # Rows of a third of a group, of sentences of two tokens; a group is not cut where rows are.
     length = tokens // 3 or 1
     rows = mask.reshape(-1, length)
@@ -36,12 +32,11 @@ def test_equal_the_slow_loops(name):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_a_batch_may_be_even_where_its_groups_are_not():
+def test_a_sentence_may_be_more_even_than_its_groups():
     # Group 0 uses only expert 0, group 1 only expert 1.
     logits = 50.0 * tf.one_hot([[0] * 4, [1] * 4], 2)
     mask = np.ones([2, 4], bool)
     assert of(ByGroup(), logits, mask).numpy() == pytest.approx(2.0)
-    assert of(ByBatch(), logits, mask).numpy() == pytest.approx(1.0)
     # One row of both groups: sentence 1 is group 0 and one token of group 1.
     segments = tf.constant([[1, 1, 1, 1], [1, 2, 2, 2]])
     # Shares 4/5 and 1/5 are also the mean gates: 2 (16/25 + 1/25); the other sentence has 2.
@@ -49,7 +44,7 @@ def test_a_batch_may_be_even_where_its_groups_are_not():
     assert found.numpy() == pytest.approx((34 / 25 + 2) / 2)
 
 
-@pytest.mark.parametrize("balance", [ByGroup(), ByBatch(), BySequence()], ids=str)
+@pytest.mark.parametrize("balance", [ByGroup(), BySequence()], ids=str)
 def test_gradients_are_those_of_finite_differences(balance):
     rng = np.random.default_rng(3)
     apart = rng.permuted(np.tile(np.arange(3) * 0.5, (2, 6, 1)), axis=-1)
@@ -64,33 +59,6 @@ def test_gradients_are_those_of_finite_differences(balance):
     np.testing.assert_allclose(symbolic[0], numeric[0], atol=5e-4)
     assert np.abs(symbolic[0]).max() > 0.01
     np.testing.assert_array_equal(np.reshape(symbolic[0], [2, 6, 3])[0, 5], 0.0)
-
-
-def test_parts_of_a_batch_add_up_to_the_whole_with_its_choices():
-    rng = np.random.default_rng(4)
-    logits = rng.normal(size=(6, 5, 4)).astype(np.float32)
-    mask = rng.random((6, 5)) < 0.7
-    whole = np.bincount(np.argmax(logits, axis=-1)[mask], minlength=4)
-    extras = Extras(state=NestedMap(first_choices=tf.constant(whole, tf.float32)))
-    total = 0.0
-    for part in (slice(0, 2), slice(2, 6)):
-        gates = tf.nn.softmax(logits[part])
-        loss = ByBatch()(gates, top_choices(gates, 1)[1], tf.constant(mask[part]), extras)
-        total += loss * mask[part].sum() / mask.sum()
-    expected = slow_routing.balance(logits.reshape(1, -1, 4), mask.reshape(1, -1))
-    np.testing.assert_allclose(total, expected, rtol=1e-5)
-
-
-def test_in_a_local_step_each_node_has_its_own_choices():
-    """Groups 0 and 2 are of node 0, groups 1 and 3 of node 1."""
-    gates = tf.nn.softmax(np.random.default_rng(4).normal(size=(4, 5, 3)).astype(np.float32))
-    whole = np.array([[6.0, 3.0, 1.0], [2.0, 2.0, 6.0]], np.float32)
-    extras = Extras(
-        state=NestedMap(first_choices=tf.constant(whole[[0, 1, 0, 1]][:, None])), nodes=2
-    )
-    loss = ByBatch()(gates, top_choices(gates, 1)[1], tf.ones([4, 5], tf.bool), extras)
-    by_node = [3 * whole[n] / 10 @ gates.numpy()[n::2].mean(axis=(0, 1)) for n in range(2)]
-    np.testing.assert_allclose(loss, np.mean(by_node), rtol=1e-5)
 
 
 def test_sentences_must_be_known():

@@ -52,14 +52,12 @@ class Extras(NamedTuple):
         segments: int32 [G, S], the number of the token's sentence in its row; see layers.tokens.
         row_length: T; the tokens of all groups are consecutive rows of this length.
         state: the values of `Gating.state`.
-        nodes: N; groups g with equal g mod N choose among the same experts. 1 unless OnNode.
     """
 
     token_ids: tf.Tensor | None = None
     segments: tf.Tensor | None = None
     row_length: int | tf.Tensor | None = None
     state: NestedMap = NestedMap()
-    nodes: int = 1
 
 
 NOTHING = Extras()

@@ -54,7 +54,7 @@ class OnNode(Gating):
         node = tf.range(tf.shape(logits)[0]) % self.nodes  # [G]
         room = on_node_capacity(capacity, self.nodes, mask.shape[1])
         state = extras.state.map(lambda value: self._of_node(value[None, None], node))
-        extras = extras._replace(state=state, nodes=extras.nodes * self.nodes)
+        extras = extras._replace(state=state)
         routing = self.gating.route(self._of_node(logits, node), mask, room, context, extras)
         expert = routing.expert + (node * (num_experts // self.nodes))[:, None, None]
         wanted = routing.dispatched

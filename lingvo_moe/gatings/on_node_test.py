@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.balance_loss import ByBatch
 from lingvo_moe.gatings.balanced import Balanced
 from lingvo_moe.gatings.base import Extras
 from lingvo_moe.gatings.expert_choice import ExpertChoice
@@ -89,7 +88,7 @@ def test_one_node_is_the_policy_itself():
 
 
 POLICIES = (
-    *(Top2(), TopK(k=2, balance=ByBatch()), TopK(k=1, scores=Sigmoid(), bias=LossFree())),
+    *(Top2(), TopK(k=2), TopK(k=1, scores=Sigmoid(), bias=LossFree())),
     *(Switch(), Balanced(), ExpertChoice(), Hash()),
 )
 
@@ -125,11 +124,3 @@ def test_every_policy_stays_on_the_node_and_learns(gating):
     np.testing.assert_allclose(symbolic[0], numeric[0], atol=5e-4)
     # Hash learns nothing.
     assert (np.abs(symbolic[0]).max() > 0.01) == (gating != Hash())
-
-
-def test_the_balance_of_a_batch_is_that_of_each_nodes_groups():
-    """Groups 0 and 2 of node 0 use one expert each: even together. Node 1 uses expert 2 alone."""
-    logits = 50.0 * tf.one_hot([[0] * 4, [2] * 4, [1] * 4, [2] * 4], 4)
-    policy = OnNode(gating=TopK(k=1, balance=ByBatch()), nodes=2)
-    routing = policy.route(logits, tf.ones([4, 4], tf.bool), None, TRAINING)
-    np.testing.assert_allclose(routing.aux_loss, (1.0 + 2.0) / 2)

@@ -72,11 +72,8 @@ class TopK(Gating):
             self.limit.check(num_experts, self.k)
 
     def state(self, num_experts):
-        """See Gating: the bias, and the state of the balance loss."""
-        state = NestedMap(self.balance.state(num_experts))
-        if self.bias:
-            state.bias = self.bias.spec(num_experts)
-        return state
+        """See Gating: the bias."""
+        return NestedMap(bias=self.bias.spec(num_experts)) if self.bias else NestedMap()
 
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         del context

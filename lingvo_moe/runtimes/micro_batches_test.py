@@ -47,7 +47,7 @@ MODELS = {
     ),
     "experts, scan": (
         "data:2,expert:4",
-        ("model.scan=True", "model.moe.gating=TopK(k=2,balance=ByBatch())"),
+        ("model.scan=True", "model.moe.gating=TopK(k=2)"),
     ),
     "experts, by node": (
         "data:2,expert:4",

@@ -40,7 +40,7 @@ _ROUTERS = {
         f"{_GATING}TopK(k=2,scores=Sigmoid(),bias=LossFree(rate=0.5),balance=BySequence())",
         "model.moe.always_on_experts=1",
     ),
-    "node limit": (f"{_GATING}TopK(k=2,limit=NodeLimited(nodes=2,kept=1),balance=ByBatch())",),
+    "node limit": (f"{_GATING}TopK(k=2,limit=NodeLimited(nodes=2,kept=1))",),
     "gating dropout": (
         f"{_GATING}TopK(k=2)",
         "model.moe.gating_dropout=GatingDropout(rate=0.5,nodes=2)",

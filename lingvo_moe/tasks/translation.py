@@ -32,7 +32,6 @@ from lingvo_moe.tasks.routing_metrics import (
     unused_experts,
 )
 from lingvo_moe.tasks.sides import sides_of, split_request
-from lingvo_moe.tasks.whole_batch import whole_batch
 from lingvo_moe.training.step import LossOutput, TrainStep
 
 
@@ -220,12 +219,6 @@ class TranslationTask:
                 )
             )
         return LossOutput(objective, metrics, needed_rung(output))
-
-    def first_choices(self, theta: NestedMap, batch: NestedMap, context: Context) -> NestedMap:
-        """See training.step.Trainable."""
-        theta, (source, target) = self._to_compute_dtype(theta), self._sides(batch)
-        output = self.transformer.hidden(theta, source, target, context)
-        return whole_batch(self.weights(), self.moe_layers, output)
 
     def after_step(self, state: NestedMap, metrics: NestedMap) -> tuple[NestedMap, NestedMap]:
         """See training.step.Trainable.

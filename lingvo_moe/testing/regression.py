@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -75,8 +74,7 @@ class Regression:
 
     def step(self, **changes):
         optimizer = AdamW(schedule=Constant(learning_rate=0.01, warmup_steps=1))
-        task: Any = self  # it has no first_choices
-        return TrainStep(task=task, optimizer=optimizer, rungs=self.rungs, seed=5, **changes)
+        return TrainStep(task=self, optimizer=optimizer, rungs=self.rungs, seed=5, **changes)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.random import fold_in
-from lingvo_moe.core.tables import WholeBatch, merge_trees, select_state
+from lingvo_moe.core.tables import merge_trees, select_state
 from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.sharding import copies
 from lingvo_moe.training.ladder import Ladder
@@ -88,9 +88,6 @@ class Trainable(Protocol):
         self, theta: NestedMap, batch: NestedMap, denominator: tf.Tensor, context: Context
     ) -> LossOutput:
         """The loss of a (micro-)batch, already divided by denominator."""
-
-    def first_choices(self, theta: NestedMap, batch: NestedMap, context: Context) -> NestedMap:
-        """The first choices of a micro-batch at the path of each weight that is a WholeBatch."""
 
     def after_step(self, state: NestedMap, metrics: NestedMap) -> tuple[NestedMap, NestedMap]:
         """The state after a step with the whole batch, and the metrics to report."""
@@ -224,19 +221,16 @@ class TrainStep:
         if self.late_sums:
             theta = copies.expand_copies(theta, specs)
         parts = batch.map(self._parts)
-        if any(isinstance(spec, WholeBatch) for _, spec in weights.flatten()):
-            counted = self._loop(self._count, theta, fixed, parts, denominator, seed, NestedMap())
-            fixed = merge_trees(fixed, counted.metrics)
-        sums = self._loop(self._micro_batch, theta, fixed, parts, denominator, seed, specs)
+        sums = self._loop(theta, fixed, parts, denominator, seed, specs)
         return sums._replace(grads=copies.sum_copies(sums.grads, specs))
 
-    def _loop(self, compute, theta, fixed, parts, denominator, seed, specs):
+    def _loop(self, theta, fixed, parts, denominator, seed, specs):
         """A loop over micro-batches, so that only the activations of one are in memory."""
 
         @tf.function(autograph=False)
         def run(theta, fixed, parts, denominator, seed, i):
             part = parts.map(lambda rows: tf.gather(rows, i, axis=1))
-            return compute(theta, fixed, part, denominator, seed, i)
+            return self._micro_batch(theta, fixed, part, denominator, seed, i)
 
         arguments = theta, fixed, parts, denominator, seed
         run = run.get_concrete_function(*arguments, tf.TensorSpec([], tf.int32))
@@ -260,13 +254,6 @@ class TrainStep:
         So the rows of a device stay on this device.
         """
         return tf.reshape(rows, [-1, self.micro_batches, *rows.shape[1:]])
-
-    def _count(self, theta, fixed, batch, denominator, seed, i):
-        """The choices of a micro-batch, with the random numbers of `_micro_batch`."""
-        del denominator
-        context = Context(fold_in(seed, i))
-        choices = self.task.first_choices(merge_trees(theta, fixed), batch, context)
-        return _Sums(NestedMap(), choices, NestedMap())
 
     def _micro_batch(self, theta, fixed, batch, denominator, seed, i):
         context = Context(fold_in(seed, i))

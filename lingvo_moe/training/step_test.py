@@ -1,14 +1,11 @@
 """The training step by itself, on a task of one weight: least squares."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import WholeBatch
 from lingvo_moe.training import schedules
 from lingvo_moe.training.optimizer import Optimizer
 from lingvo_moe.training.step import LossOutput, TrainState, TrainStep
@@ -82,35 +79,6 @@ def test_a_step_by_hand(micro_batches, compiled):
     np.testing.assert_allclose(metrics.grad_norm, np.linalg.norm(gradient), rtol=1e-6)
     assert metrics.needed_rung == 3
     assert state.step == 1
-
-
-class Counted(LeastSquares):
-    """Σ (w · x) times the choices of the whole batch: column sums of x, plus random numbers."""
-
-    def weights(self):
-        return NestedMap(super().weights(), counts=WholeBatch((2,), Constant(0.0), "e"))
-
-    def first_choices(self, theta, batch, context):
-        x = tf.cast(batch.x, tf.float32)
-        return NestedMap(counts=tf.reduce_sum(x, axis=0) + context.uniform([]))
-
-    def loss(self, theta, batch, denominator, context):
-        x = tf.cast(batch.x, tf.float32)
-        total = tf.reduce_sum(x * theta.w * theta.counts) / denominator
-        return LossOutput(total, NestedMap(draw=context.uniform([])))
-
-
-@pytest.mark.parametrize("micro_batches", [2, 4])
-def test_the_choices_of_the_whole_batch_are_known_to_each_micro_batch(micro_batches):
-    """They are counted with the random numbers of the gradients, and not kept."""
-    step = dataclasses.replace(step_of(micro_batches), task=Counted())
-    state = state_of([0.5, -1.0])
-    state = state._replace(theta=NestedMap(state.theta, counts=tf.zeros([2])))
-    after, metrics = step(state, NestedMap(x=tf.constant(rows())))
-    sums = rows().sum(axis=0)
-    gradient = (sums + metrics.draw.numpy()) * sums / len(rows())
-    np.testing.assert_allclose(after.theta.w, [0.5, -1.0] - RATE * gradient, rtol=1e-6)
-    np.testing.assert_array_equal(after.theta.counts, [0.0, 0.0])
 
 
 def test_each_micro_batch_has_random_numbers_of_its_own():
