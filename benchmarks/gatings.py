@@ -81,8 +81,7 @@ POLICIES = {
         "", "model.moe.gating_dropout=GatingDropout(rate=0.3,nodes=4)"
     ),
     "`finegrained.Tiny`: 8 of 32": Policy([_GROUPS], "finegrained.Tiny"),
-    "`finegrained.TinyShared`: 6 of 30, two always on": Policy([_GROUPS], "finegrained.TinyShared"),
-    "`finegrained.TinyToday`: that, DeepSeek-V3's router": Policy(
+    "`finegrained.TinyToday`: 6 of 30, two always on, DeepSeek-V3's router": Policy(
         [_GROUPS], "finegrained.TinyToday"
     ),
     "`Top2()`": _gating("Top2()", 2.0),

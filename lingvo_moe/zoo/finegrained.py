@@ -1,11 +1,8 @@
-"""Fine-grained and shared experts (DeepSeekMoE, Dai et al. 2024, arXiv 2401.06066).
+"""Fine-grained experts (DeepSeekMoE, Dai et al. 2024, arXiv 2401.06066).
 
 Each expert of the GShard layout is split into four with a quarter of its hidden units, and a token
 goes to four times as many (section 3.1). Weights and FLOPs per token stay the same, but there are
-more combinations of experts. With shared experts (section 3.2), two of the 32 experts are one dense
-network for every token, and a token chooses 6 of the other 30. `…Today` also has DeepSeek-V3's
-router (arXiv 2412.19437): sigmoid scores, balance by a bias, and a small loss for each sentence.
-Compare each model with its base class.
+more combinations of experts. Compare each model with its base class.
 """
 
 import dataclasses
@@ -21,26 +18,20 @@ from lingvo_moe.zoo import small, tiny
 _PARTS = 4  # of an expert
 
 
-def _cut(params: TranslationParams, shared: int = 0, **changes) -> TranslationParams:
-    """The params with experts split into parts, `shared` of which are for every token."""
+def _cut(params: TranslationParams, **changes) -> TranslationParams:
+    """The params with experts split into parts."""
     model, moe = params.model, params.model.moe
-    choices = 2 * _PARTS - shared
+    choices = 2 * _PARTS
     assert moe
-    moe = dataclasses.replace(
-        moe,
-        num_experts=_PARTS * moe.num_experts - shared,
-        hidden_dim=model.hidden_dim // _PARTS,
-        always_on_experts=shared,
-        gating=TopK(k=choices),
-        capacity_factor=float(choices),
-    )
+    changes = {
+        "num_experts": _PARTS * moe.num_experts,
+        "hidden_dim": model.hidden_dim // _PARTS,
+        "gating": TopK(k=choices),
+        "capacity_factor": float(choices),
+        **changes,
+    }
     moe = dataclasses.replace(moe, **changes)
     return dataclasses.replace(params, model=dataclasses.replace(model, moe=moe))
-
-
-def _today(params: TranslationParams) -> TranslationParams:
-    gating = TopK(k=6, scores=Sigmoid(), bias=LossFree(), balance=BySequence())
-    return _cut(params, shared=2, gating=gating, aux_loss_weight=0.0001)
 
 
 @register
@@ -53,21 +44,24 @@ class Tiny(tiny.MoE):
 
 
 @register
-class TinyShared(tiny.MoE):
-    """finegrained.Tiny, with two of its experts for every token."""
-
-    def params(self) -> TranslationParams:
-        """The frozen params."""
-        return _cut(super().params(), shared=2)
-
-
-@register
 class TinyToday(tiny.MoE):
-    """finegrained.TinyShared with DeepSeek-V3's router."""
+    """finegrained.Tiny with shared experts (section 3.2) and DeepSeek-V3's router.
+
+    Two of the 32 experts are one dense network for every token, and a token chooses 6 of the other
+    30. The router (arXiv 2412.19437) has sigmoid scores, balance by a bias, and a small loss for
+    each sentence.
+    """
 
     def params(self) -> TranslationParams:
         """The frozen params."""
-        return _today(super().params())
+        return _cut(
+            super().params(),
+            num_experts=30,
+            always_on_experts=2,
+            gating=TopK(k=6, scores=Sigmoid(), bias=LossFree(), balance=BySequence()),
+            capacity_factor=6.0,
+            aux_loss_weight=0.0001,
+        )
 
 
 @register
@@ -84,21 +78,3 @@ class Small(small.MoE):
     def params(self) -> TranslationParams:
         """The frozen params."""
         return _cut(super().params())
-
-
-@register
-class SmallShared(small.MoE):
-    """finegrained.Small, with two of its experts for every token."""
-
-    def params(self) -> TranslationParams:
-        """The frozen params."""
-        return _cut(super().params(), shared=2)
-
-
-@register
-class SmallToday(small.MoE):
-    """finegrained.SmallShared with DeepSeek-V3's router."""
-
-    def params(self) -> TranslationParams:
-        """The frozen params."""
-        return _today(super().params())
