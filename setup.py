@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 _ROOT = Path(__file__).parent
 _TOOLS = sorted(
@@ -14,18 +15,28 @@ _TOOLS = sorted(
 
 _BEAM = "apache-beam>=2.77,<3"
 _CTRANSLATE2 = "ctranslate2>=4.5,<5"
-_JAX = "jax>=0.10,<0.11"
+_JAX = "jax>=0.10,<0.13"
 _HYPOTHESIS = "hypothesis>=6,<7"
 _LANGID = "py3langid>=0.4,<1"
 _SERVE = ["prometheus_client>=0.20,<1", "starlette>=0.40,<2", "uvicorn>=0.30,<1"]
 _ZSTD = "backports.zstd>=1,<2; python_version < '3.14'"
 
+
+class _WithoutTests(build_py):
+    """A wheel has no tests: they need the repository's data."""
+
+    def find_package_modules(self, package, package_dir):
+        modules = super().find_package_modules(package, package_dir)
+        return [one for one in modules if not one[1].endswith("_test") and one[1] != "conftest"]
+
+
 setup(
+    cmdclass={"build_py": _WithoutTests},
     version=re.search(
         r'__version__ = "(.+)"', (_ROOT / "lingvo_moe" / "__init__.py").read_text()
     ).group(1),
-    packages=find_packages(include=["lingvo_moe", "lingvo_moe.*"]),
-    package_data={"lingvo_moe.server": ["page/*"]},
+    packages=find_packages(include=["lingvo_moe*"], exclude=["lingvo_moe.testing*"]),
+    package_data={"lingvo_moe": ["py.typed"], "lingvo_moe.server": ["page/*"]},
     install_requires=[
         "absl-py>=2.1,<3",
         "langcodes>=3.5,<4",
