@@ -13,6 +13,7 @@ from types import ModuleType
 import tensorflow as tf
 from absl import app, flags, logging
 
+from lingvo_moe import __version__
 from lingvo_moe.core import console
 from lingvo_moe.core.files import check_local
 from lingvo_moe.core.lines import printable
@@ -73,12 +74,29 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
         main(*([arguments] if takes_arguments else []))
 
     def begin():
+        given = ["--help" if one == "-h" else one for one in at_home(sys.argv)]
+        if "--version" in given:
+            print(f"lingvo_moe {__version__}")
+            return
         try:
-            app.run(start, argv=at_home(sys.argv))
+            app.run(start, argv=given, flags_parser=_parse)
         except SystemExit as end:
-            raise SystemExit(0 if _HELP & set(sys.argv) else end.code) from end
+            raise SystemExit(0 if _HELP & set(given) else end.code) from end
 
     exit_with_message(begin)
+
+
+def _parse(arguments: Sequence[str]) -> list[str]:
+    """Parses flags, and returns the other arguments; what is wrong with a flag is one line."""
+    try:
+        return FLAGS(arguments)
+    except flags.Error as error:
+        if missing := re.findall(r"flag (--\w+)=None: Flag", str(error)):
+            raise ValueError(f"Give {' and '.join(missing)}; --help explains them.") from error
+        text = str(error).removesuffix(".").replace(" ?", "?")
+        raise ValueError(
+            f"{text}{'' if text[-1] == '?' else '.'} --help lists the flags."
+        ) from error
 
 
 def at_home(arguments: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import app
 
 import lingvo_moe as lm
-from lingvo_moe.testing.commands import error_of, run_tool
+from lingvo_moe.testing.commands import error_of, run_tool, succeed
 from lingvo_moe.tools import common
 
 # As setup.py finds what becomes a console script.
@@ -60,6 +60,13 @@ def test_a_bucket_is_no_directory(flag, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_wrong_flags_are_one_line():
+    assert error_of("train") == "error: Give --model and --data and --logdir; --help explains them."
+    assert "'max_step'. Did you mean: max_steps? --help" in error_of("train", "--max_step=3")
+    assert "--max_steps" in succeed("train", "-h").stdout
+    assert succeed("train", "--version").stdout == f"lingvo_moe {lm.__version__}\n"
+
+
 def test_names_of_a_repeated_flag_add_up(new_flags):
     def parsed(*arguments):
         values = common.flags.FlagValues()
@@ -82,7 +89,7 @@ def test_a_console_script_s_help_shows_its_flags(tool, new_flags, monkeypatch, c
     module = importlib.import_module(f"lingvo_moe.tools.{tool}")
     monkeypatch.setattr(sys, "argv", [f"/usr/bin/lingvo-moe-{tool}"])
     monkeypatch.setattr(sys.modules["__main__"], "__doc__", None)
-    monkeypatch.setattr(common.app, "run", lambda main, argv: None)
+    monkeypatch.setattr(common.app, "run", lambda main, **_: None)
     defined = new_flags(module.run)
     assert defined
     app.usage(shorthelp=True, writeto_stdout=True)
