@@ -202,7 +202,7 @@ def test_a_flag_without_effect_is_an_error(command, flag, needed):
 
 
 def test_arguments_that_no_tool_takes(monkeypatch, capsys):
-    monkeypatch.setattr(common.app, "run", lambda start, argv: start(["tool", "steps=7"]))
+    monkeypatch.setattr(common.app, "run", lambda start, **_: start(["tool", "steps=7"]))
     with pytest.raises(SystemExit):
         common.run(lambda: None)
     error = capsys.readouterr().err
@@ -219,7 +219,7 @@ def test_a_full_disk_is_an_error_though_output_is_written_last(monkeypatch, caps
 
 
 def test_a_working_directory_that_is_removed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(common.app, "run", lambda start, argv: start(["tool"]))
+    monkeypatch.setattr(common.app, "run", lambda start, **_: start(["tool"]))
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
