@@ -16,12 +16,13 @@ from lingvo_moe.core.fields import FROM_DATA
 from lingvo_moe.core.params import evolve, override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import SIDES, Dataset
-from lingvo_moe.data.lengths import amount
+from lingvo_moe.data.lengths import COLUMNS, amount
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.params import TranslationParams
 
 UNIT, LONGEST = 32, 256  # tokens; of rows
 FITTING, FITTING_PAIR = 0.99, 0.98  # shares of the target tokens of all pairs, and of each pair
+ENOUGH_DEV = 100  # dev lines of each pair, to judge by them
 DENSE = 0.8  # least share of the tokens of a row that are not padding, by the mean lengths
 FULL = 0.95  # share of the tokens of packed rows that are not padding
 SIZE_UNIT = 32  # rows of an embedding table, so that the devices of a mesh can share it
@@ -63,15 +64,9 @@ class TrainText:
         self.dataset = dataset
         self.curriculum = params.input.curriculum(dataset)
         self.streams = self.curriculum.streams
-        self.tables = [
-            np.array(one.pair.lengths["train"], np.int64).reshape(-1, 5) for one in self.streams
-        ]
-
-    def fitting(self, source_length: int, target_length: int) -> tuple[float, np.ndarray]:
-        """The share of the target tokens that fit a row: of all pairs, and [P] of each."""
-        fits = [amount(t, source_length, target_length).target_tokens for t in self.tables]
-        every = [max(1, table[:, 4].sum()) for table in self.tables]
-        return sum(fits) / sum(every), np.divide(fits, every)
+        self.tables = _tables(self.streams, "train")
+        # Of the main dataset; further corpora need no dev.
+        self.dev_tables = _tables((one for one in self.streams if not one.number), "dev")
 
     @functools.cached_property
     def shares(self) -> np.ndarray:
@@ -161,24 +156,48 @@ def _vocabulary(side: str) -> Rule:
 
 def _length(side: str, typical: int) -> Rule:
     def choose(text, params):
-        """The smallest rows with little padding in which what is wanted fits, or else the most."""
+        """The shortest rows with little padding that are long enough for dev, or for train."""
         given = [getattr(params.input, f"{one}_length") for one in SIDES]
         options = range(UNIT, LONGEST + 1, UNIT)
         sides = [options if length is FROM_DATA else [length] for length in given]
         every = sorted(itertools.product(*sides), key=sum)
         rows = [row for row in every if sum(text.of_row(row)) >= DENSE * sum(row)] or every
-        found = [(row, *text.fitting(*row)) for row in rows]
-        wanted = min(FITTING, max(share for _, share, _ in found))
-        of_each = np.minimum(FITTING_PAIR, np.max([each for *_, each in found], axis=0))
-        enough = (one for one in found if one[1] >= wanted and np.all(one[2] >= of_each))
-        row, share, each = next(enough, max(found, key=lambda one: one[1]))
+        row = _shortest(rows, text.tables)
+        # Longer lines than any of dev cost rows of dev's length more than they teach.
+        if min(table[:, 2].sum() for table in text.dev_tables) >= ENOUGH_DEV:
+            row = min(row, _shortest(rows, text.dev_tables), key=sum)
+        share, each = _fitting(row, text.tables)
         least = int(np.argmin(each))
         why = f"{share:.1%} of the target tokens fit"
         if len(each) > 1:
             why += f", at least {each[least]:.1%} of a pair ({text.streams[least].name})"
+        if share < FITTING:
+            why += f"; {_fitting(row, text.dev_tables)[0]:.1%} of dev's"
         return row[SIDES.index(side)], why
 
     return Rule(f"input.{side}_length", typical, choose)
+
+
+def _shortest(rows, tables):
+    """The shortest of the rows in which what is wanted fits, or else the one that holds most."""
+    shares, of_pairs = zip(*(_fitting(row, tables) for row in rows), strict=True)
+    wanted = min(FITTING, max(shares)), np.minimum(FITTING_PAIR, np.max(of_pairs, axis=0))
+    found = zip(rows, shares, of_pairs, strict=True)
+    enough = (row for row, share, each in found if share >= wanted[0] and np.all(each >= wanted[1]))
+    return next(enough, rows[int(np.argmax(shares))])
+
+
+def _fitting(row, tables):
+    """The share of the target tokens that fit a row: of all pairs, and [P] of each."""
+    fits = [amount(table, *row).target_tokens for table in tables]
+    every = [max(1, table[:, 4].sum()) for table in tables]
+    return sum(fits) / sum(every), np.divide(fits, every)
+
+
+def _tables(streams, split):
+    """The table of lengths of each stream; see data/lengths.py."""
+    tables = (one.pair.lengths.get(split, ()) for one in streams)
+    return [np.array(table, np.int64).reshape(-1, COLUMNS) for table in tables]
 
 
 def _rows(text, params):

@@ -22,14 +22,14 @@ from lingvo_moe.training.process import ALONE
 SIZES = ("source_vocab_size=40", "target_vocab_size=40")
 
 
-def data(**tables):
-    """A dataset whose pairs have these tables of lengths; no line is on disk."""
+def data(dev=(), **tables):
+    """A dataset whose pairs have these tables of lengths, all the same for dev."""
     pairs = []
     for name, table in tables.items():
         lines = sum(row[2] for row in table)
         pair = f"{name}-en"
         info = PairInfo(pair, name, "en", len(pairs), {"train": lines}, {"train": ["x"]})
-        pairs.append(dataclasses.replace(info, lengths={"train": table}))
+        pairs.append(dataclasses.replace(info, lengths={"train": table, "dev": dev}))
     return dataclasses.replace(dataset(), pairs=tuple(pairs))
 
 
@@ -56,6 +56,15 @@ def test_rows_hold_the_tokens_that_are_wanted():
     assert choose(data(aa=endless))["input.target_length"] == 32
     # The other side is as --set says.
     assert choose(data(aa=LONG), "input.source_length=32")["input.target_length"] == 32
+
+
+def test_rows_need_not_be_longer_than_dev_needs():
+    few, many = ([[32, 16, lines, 20 * lines, 10 * lines]] for lines in (99, 100))
+    assert choose(data(aa=LONG, dev=few))["input.target_length"] == 64
+    assert choose(data(aa=LONG, dev=many))["input.target_length"] == 32
+    assert choose(data(aa=SHORT, dev=LONG))["input.target_length"] == 32
+    table = recipe(data(aa=LONG, dev=many), override(get_params("small.MoE"), SIZES))
+    assert "98.0% of the target tokens fit; 100.0% of dev's" in to_table(table).to_text()
 
 
 def test_a_step_has_about_as_many_target_tokens():
