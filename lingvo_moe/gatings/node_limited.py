@@ -72,5 +72,4 @@ class NodeLimited(Params):
         best = tf.math.top_k(by_node, min(size, math.ceil(k / self.kept))).values
         nodes = tf.math.top_k(tf.reduce_sum(best, axis=-1), self.kept).indices  # [G, S, kept]
         open_nodes = tf.reduce_sum(tf.one_hot(nodes, self.nodes), axis=2)  # [G, S, N]
-        # Not -inf: the search for such values (tasks.replay) would report it.
         return tf.where(tf.repeat(open_nodes, size, axis=-1) > 0, order, order.dtype.min)

@@ -127,16 +127,13 @@ class Checkpointer:
     keep: Retention = Retention()
     process: Process = ALONE
 
-    def save(
-        self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST, replace: bool = False
-    ) -> Path:
+    def save(self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST) -> Path:
         """Writes a checkpoint and removes old ones.
 
         Args:
-            step: number of trained steps; without `replace` it must not have a checkpoint yet.
+            step: number of trained steps; it must not have a checkpoint yet.
             tensors: by name: arrays, tensors, or jax.Arrays in shards over devices.
             best: the best evaluation so far; that of the first process is used.
-            replace: whether an earlier checkpoint of this step is deleted once the new is complete.
 
         Raises:
             FloatingPointError: a tensor has NaN or infinity; nothing is saved.
@@ -147,7 +144,7 @@ class Checkpointer:
         partial = final.with_name(final.name + ".partial")
         first = self.process.index == 0
         stages = (
-            (first, lambda: self._prepare(partial, final, replace)),
+            (first, lambda: self._prepare(partial, final)),
             (True, lambda: self._write(partial, tensors)),
             (first, lambda: self._publish(partial, final, set(tensors), best)),
         )
@@ -303,12 +300,10 @@ class Checkpointer:
                     "%s cannot be used and was renamed to %s; you may delete it.", path, aside.name
                 )
 
-    def _prepare(self, partial, final, replace):
+    def _prepare(self, partial, final):
         """Removes the files of crashed saves, of any step and any process."""
-        if final.exists() and not replace:
+        if final.exists():
             raise FileExistsError(f"{final} exists already, and checkpoints are never overwritten")
-        if final.exists() and not (final / _INFO).is_file():
-            raise FileExistsError(f"{final} is no complete checkpoint; move it away")
         for path in self.directory.glob("step_*.partial"):
             if _SCRATCH.fullmatch(path.name):
                 _discard(path)
@@ -333,15 +328,7 @@ class Checkpointer:
         info["sha256"] = _digest(info)
         (partial / _INFO).write_text(json.dumps(info, indent=1))
         sync_tree(partial)
-        replaced = final.exists()
-        if replaced:
-            os.rename(final, _hidden(final))
-        try:
-            os.rename(partial, final)
-        except OSError:
-            if replaced:
-                os.rename(_hidden(final), final)
-            raise
+        os.rename(partial, final)
         sync_directory(self.directory)
 
     def _remove_old(self, saved):
@@ -365,10 +352,9 @@ class Checkpointer:
                     kept.add(best)
             except OSError as error:  # no run resumes from it
                 logging.warning("%s", error)
-        replaced = _hidden(self._path(saved))
-        for path in (replaced, *(self._path(step) for step in steps if step not in kept)):
-            if path.exists():
-                _discard(path)
+        for step in steps:
+            if step not in kept:
+                _discard(self._path(step))
 
     def _path(self, step):
         return self.directory / f"step_{step:08d}"
@@ -448,13 +434,9 @@ def _saved(path: Path) -> float:
         return (path / _INFO).stat().st_mtime
 
 
-def _hidden(path: Path) -> Path:
-    return path.with_name(path.name + ".removed.partial")
-
-
 def _discard(path: Path) -> None:
     """Deletes a checkpoint, also an incomplete one, after hiding it from readers."""
-    hidden = path if path.suffix == ".partial" else _hidden(path)
+    hidden = path if path.suffix == ".partial" else path.with_name(path.name + ".removed.partial")
     try:
         os.rename(path, hidden)
         shutil.rmtree(hidden)

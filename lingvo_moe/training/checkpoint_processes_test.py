@@ -1,6 +1,5 @@
 """Several processes that save and restore together, simulated by threads."""
 
-import dataclasses
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.testing.shards import Barrier, Sharded
-from lingvo_moe.training.checkpoint import Best, Checkpointer, Retention
+from lingvo_moe.training.checkpoint import Best, Checkpointer
 from lingvo_moe.training.process import Process
 
 MATRIX = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -109,20 +108,6 @@ def test_if_one_fails_all_raise_and_nothing_is_lost(
     _assert_holds(Checkpointer(tmp_path).resume(), _expected())
     _save(tmp_path, 2, _states(4, offset=100))
     _assert_holds(Checkpointer(tmp_path).read(2), _expected(100))
-
-
-@pytest.mark.parametrize("step", [2, 3])
-def test_processes_replace_all_checkpoints_by_one(tmp_path, step):
-    _save(tmp_path, 3, _states(2))
-    states = _states(2, offset=1)
-
-    def save(checkpointer, index):
-        alone = dataclasses.replace(checkpointer, keep=Retention(newest=0))
-        return alone.save(step, states[index], replace=True)
-
-    paths = _each([tmp_path] * 2, save)
-    assert paths == [*tmp_path.iterdir()] * 2
-    _assert_holds(Checkpointer(tmp_path).read(), _expected(offset=1))
 
 
 def test_what_crashed_saves_left_is_cleared_away(tmp_path):

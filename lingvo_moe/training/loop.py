@@ -25,7 +25,6 @@ from lingvo_moe.training.recovery import (
     NotFiniteError,
     SkippedSteps,
     describe_not_finite,
-    save_for_replay,
 )
 from lingvo_moe.training.saver import Saver
 from lingvo_moe.training.signals import deferred
@@ -48,8 +47,6 @@ class Runtime(Protocol):
     def restore(self, tensors: Mapping[str, np.ndarray]) -> None: ...
 
     def train(self, batch: Mapping[str, np.ndarray], compiling: Compiling) -> NestedMap: ...
-
-    def feed(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]: ...
 
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]: ...
 
@@ -145,7 +142,7 @@ def train(
             state is initialized or restored. Nothing in logdir is written before it.
 
     Raises:
-        NotFiniteError: too many steps were not finite; the last one is saved for a replay.
+        NotFiniteError: too many steps were not finite.
         FloatingPointError: the state is not finite; earlier checkpoints are finite.
         OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
@@ -341,24 +338,14 @@ class _Loop:
         self.skips.went_back()
 
     def _give_up(self):
-        """Saves the step for a replay and raises the diagnosis."""
+        """Raises the diagnosis of the last step."""
         found = describe_not_finite(self.runtime.count_not_finite(self.batch))
-        state = self.runtime.state() | {"step": np.int64(self.step - 1)}
-        batch = self.runtime.feed(self.batch)
-        try:
-            saved = save_for_replay(self.logdir, self.step - 1, state, batch, self.process)
-            replay = (
-                f"The step is saved in {saved}; lingvo-moe-replay finds its first operation that "
-                f"is not finite."
-            )
-        except (OSError, FloatingPointError) as error:  # the diagnosis matters more
-            replay = f"The step could not be saved for a replay: {error}"
         returns = self.skips.returns
         times = "once" if returns == 1 else f"{returns} times"
         back = f", also after going back {times} to step {self.last_saved}" if returns else ""
         raise NotFiniteError(
             f"Training ends at step {self.step}: the last {self.skips.in_a_row} steps were not "
-            f"finite{back}. In the last batch: {found}. {replay} {CURE}",
+            f"finite{back}. In the last batch: {found}. {CURE}",
             self.step,
         )
 

@@ -1,14 +1,8 @@
 """Recovery from steps that were not finite and so were skipped."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from lingvo_moe.training.checkpoint import Checkpointer, Retention
-from lingvo_moe.training.process import Process
-
-DIRECTORY = "not_finite"  # in a logdir
-BATCH = "batch/"
 _NAMED = 5  # number of tensors that a message names
 CURE = "Try a lower learning rate, train.clip_norm, or activation_dtype='float32'."
 
@@ -65,32 +59,6 @@ class SkippedSteps:
     def went_back(self) -> None:
         """Notes that training went back."""
         self.in_a_row, self.returns = 0, self.returns + 1
-
-
-def save_for_replay(
-    logdir: Path,
-    step: int,
-    state: Mapping[str, Any],
-    batch: Mapping[str, Any],
-    process: Process,
-) -> Path:
-    """Saves what tasks.replay needs to repeat a skipped step: the state before it, and its batch.
-
-    A complete save replaces the one before it, also one of the same step.
-
-    Args:
-        logdir: the logdir of the run.
-        step: the number of steps before the skipped step.
-        state: the state of the runtime.
-        batch: the batch of the step, as the runtime's `feed` returns it.
-        process: this process; all processes call it together.
-
-    Returns:
-        The directory of the saved step.
-    """
-    checkpoints = Checkpointer(logdir / DIRECTORY, Retention(newest=0), process)
-    tensors = {f"{BATCH}{name}": value for name, value in batch.items()}
-    return checkpoints.save(step, {**state, **tensors}, replace=True)
 
 
 def describe_not_finite(counts: Mapping[str, Any]) -> str:
