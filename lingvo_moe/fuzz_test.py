@@ -163,7 +163,6 @@ ARRAYS = {
         pairs=("sw-en", "fr-en"),
         num_experts=np.array([2]),
         **dict.fromkeys(("pair_load", "pair_first", "pair_confidence"), np.ones((1, 2, 2))),
-        coactivation=None,
     ),
     "trace": Trace(
         loads=np.ones((2, 1, 2, 4), int), steps=np.arange(2), layers=("encoder/layer_01",)

@@ -1,4 +1,4 @@
-"""Statistics of a routing record: balance, languages by routing, experts used together.
+"""Statistics of a routing record: balance, and languages by routing.
 
 L languages that have tokens, E experts of a layer.
 """
@@ -13,40 +13,7 @@ from lingvo_moe.evaluation.clustering import Tree, average_linkage, best_groups
 from lingvo_moe.evaluation.routing import RoutingRecord
 
 MOST_GROUPS = 12  # more groups would be hard to read
-LEAST_EXPECTED = 5.0  # tokens; below this number a pair's lift is mostly noise
-SHRINKAGE = 5.0  # tokens
 _PREFERRED = 1.2  # a group prefers an expert if it uses it this many times as much as others
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExpertPair:
-    """Two experts that share more tokens than by chance; `expected` is the number by chance.
-
-    The excess is measured in standard deviations, (tokens - expected) / √expected.
-    """
-
-    experts: tuple[int, int]
-    tokens: float
-    expected: float
-
-    @property
-    def lift(self) -> float:
-        """tokens / expected."""
-        return self.tokens / self.expected
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Coactivation:
-    """The number of tokens that two experts share, relative to chance.
-
-    Attributes:
-        lift: [E, E], count / expected count, with SHRINKAGE tokens added to both, so that rare
-            pairs have a lift near 1; NaN on the diagonal.
-        pairs: the pairs that differ most from chance, at most ten.
-    """
-
-    lift: np.ndarray
-    pairs: tuple[ExpertPair, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +30,6 @@ class LayerExperts:
         mutual_information: between the language and the expert of a choice, bits.
         by_chance: mean mutual information of as many choices that are independent of the language
             (Miller 1955): (L - 1)(E - 1) / (2 choices ln 2), bits.
-        coactivation: None if it was not counted or no token had two experts.
     """
 
     name: str
@@ -74,7 +40,6 @@ class LayerExperts:
     entropy: float
     mutual_information: float
     by_chance: float
-    coactivation: Coactivation | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,32 +166,6 @@ def jensen_shannon(shares: np.ndarray) -> np.ndarray:
     )
 
 
-def expected_coactivation(counts: np.ndarray, iterations: int = 200) -> np.ndarray:
-    """Tokens that each two experts would share if a token's experts were independent.
-
-    The model is quasi-independence (Goodman 1968): r_a r_b for a ≠ b, with the counted total of
-    each expert. Unlike P(a) P(b) it excludes pairs of an expert with itself; with few experts
-    P(a) P(b) would make all pairs look less frequent than by chance.
-
-    Args:
-        counts: [E, E], symmetric; the diagonal is ignored.
-        iterations: of proportional fitting.
-
-    Returns:
-        [E, E] with a zero diagonal.
-    """
-    pairs = counts * (1.0 - np.eye(len(counts)))
-    totals = pairs.sum(axis=1)
-    r = np.sqrt(totals)
-    for _ in range(iterations):
-        others = r.sum() - r
-        # The geometric mean of the old and the fitted value; the fitted value alone oscillates.
-        r = np.sqrt(r * np.divide(totals, others, out=np.zeros_like(r), where=others > 0))
-    expected = np.outer(r, r)
-    np.fill_diagonal(expected, 0.0)
-    return expected
-
-
 def _layer(record, i, spoken):
     num_experts = int(record.num_experts[i])
     counts = np.asarray(record.pair_load[i, spoken, :num_experts], float)
@@ -246,7 +185,6 @@ def _layer(record, i, spoken):
         by_chance=math.nan
         if empty
         else (heard - 1) * (num_experts - 1) / (2 * choices * np.log(2)),
-        coactivation=_coactivation(record, i, num_experts),
     )
 
 
@@ -258,31 +196,6 @@ def _entropy(shares):
     """Bits, over the last axis."""
     safe = np.where(shares == 0, 1.0, shares)
     return -(shares * np.log2(safe)).sum(axis=-1)
-
-
-def _coactivation(record, i, num_experts):
-    if record.coactivation is None:
-        return None
-    counts = np.asarray(record.coactivation[i, :num_experts, :num_experts], float)
-    expected = expected_coactivation(counts)
-    if not expected.any():
-        return None
-    lift = (counts + SHRINKAGE) / (expected + SHRINKAGE)
-    np.fill_diagonal(lift, np.nan)
-    excess = (counts - expected) / np.sqrt(np.maximum(expected, LEAST_EXPECTED))
-    firsts, seconds = np.nonzero(np.triu(expected >= LEAST_EXPECTED, k=1) & (excess > 0))
-    order = np.argsort(-excess[firsts, seconds], kind="stable")
-    return Coactivation(
-        lift=lift,
-        pairs=tuple(
-            ExpertPair(
-                experts=(int(a), int(b)),
-                tokens=float(counts[a, b]),
-                expected=float(expected[a, b]),
-            )
-            for a, b in zip(firsts[order[:10]], seconds[order[:10]], strict=True)
-        ),
-    )
 
 
 def _side(name, layers):

@@ -2,7 +2,7 @@
 
 DIRECTORY/index.html                    all of it, in one file
 DIRECTORY/experts.json                  the numbers
-DIRECTORY/{load,coactivation}_LAYER.png
+DIRECTORY/load_LAYER.png
 DIRECTORY/similarity_SIDE.png
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_moe.core.lines import printable
-from lingvo_moe.evaluation.clustering import average_linkage, strength
+from lingvo_moe.evaluation.clustering import strength
 from lingvo_moe.evaluation.experts import ExpertStatistics, LayerExperts, Preference, Side, analyze
-from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
+from lingvo_moe.evaluation.experts_plot import draw_load, draw_similarity
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table, rounded
@@ -69,19 +69,12 @@ def draw_all(experts: ExpertStatistics) -> dict[str, bytes]:
         )
         for layer in side.layers:
             columns = expert_order(layer.shares, side.groups)
-            pictures[_file("load", layer)] = draw_load(
+            pictures[_file(layer)] = draw_load(
                 layer.shares[np.ix_(order, columns)],
                 languages,
                 columns,
                 f"{layer.name}: languages and their experts",
             )
-            if layer.coactivation is not None:
-                columns = _coactivation_order(layer.coactivation.lift)
-                pictures[_file("coactivation", layer)] = draw_coactivation(
-                    layer.coactivation.lift[np.ix_(columns, columns)],
-                    columns,
-                    f"{layer.name}: experts that share tokens",
-                )
     return pictures
 
 
@@ -91,7 +84,7 @@ def draw_layers(record: RoutingRecord) -> dict[str, bytes]:
     Languages and experts have the same order at every evaluation, so the pictures of a run are
     comparable.
     """
-    experts = analyze(dataclasses.replace(record, coactivation=None))
+    experts = analyze(record)
     return {
         layer.name: draw_load(
             layer.shares, experts.languages, range(len(layer.load)), f"{layer.name}: load"
@@ -154,10 +147,6 @@ def _layer_json(layer: LayerExperts) -> dict:
         "mutual_information_bits": layer.mutual_information,
         "mutual_information_by_chance_bits": layer.by_chance,
         "load": layer.load,
-        "experts_that_share_tokens": [
-            dataclasses.asdict(pair) | {"lift": pair.lift}
-            for pair in (layer.coactivation.pairs if layer.coactivation else ())
-        ],
     }
 
 
@@ -181,13 +170,8 @@ def _side_json(experts: ExpertStatistics, side: Side) -> dict:
     }
 
 
-def _file(kind: str, layer: LayerExperts) -> str:
-    return f"{kind}_{layer.name.replace('/', '_')}"
-
-
-def _coactivation_order(lift: np.ndarray) -> list[int]:
-    distances = 1 / (1 + np.nan_to_num(lift, nan=1.0))
-    return list(average_linkage(distances).order)
+def _file(layer: LayerExperts) -> str:
+    return f"load_{layer.name.replace('/', '_')}"
 
 
 def _introduction(experts: ExpertStatistics, split: str) -> str:
@@ -283,26 +267,7 @@ def _nearest(experts: ExpertStatistics) -> str:
 
 
 def _layer(layer: LayerExperts, pictures: dict[str, bytes]) -> list[str]:
-    parts = [
-        f"<h2>{escape(layer.name)}</h2>",
-        image(pictures[_file("load", layer)], f"languages by experts, {layer.name}"),
-    ]
-    if layer.coactivation is None:
-        return parts
-    rows = [
-        (
-            f"{p.experts[0]} + {p.experts[1]}",
-            f"{p.tokens:,.0f}",
-            f"{p.expected:,.0f}",
-            f"×{p.lift:.2f}",
-        )
-        for p in layer.coactivation.pairs
-    ]
-    table = Table(("experts", "tokens shared", "by chance", "lift"), rows)
-    caption = "pairs with the largest excess over chance, in standard deviations"
-    none = "<p>No two experts share more tokens than by chance.</p>"
     return [
-        *parts,
-        image(pictures[_file("coactivation", layer)], f"experts by experts, {layer.name}"),
-        table.to_html(caption) if rows else none,
+        f"<h2>{escape(layer.name)}</h2>",
+        image(pictures[_file(layer)], f"languages by experts, {layer.name}"),
     ]

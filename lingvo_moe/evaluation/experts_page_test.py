@@ -72,20 +72,6 @@ def test_the_numbers_by_hand(tmp_path):
     assert "too few languages for groups" in text
 
 
-def test_pairs_of_experts_are_listed(tmp_path):
-    counts = np.full((4, 4), 10.0)
-    counts[0, 1] = counts[1, 0] = counts[2, 3] = counts[3, 2] = 100
-    text, checker, numbers = _write(make_record([[[120.0] * 4] * 2], [counts]), tmp_path)
-    assert "0 + 1 100 40 ×2.50" in text
-    assert len(checker.links) == 3
-    (layer,) = numbers["layers"]
-    assert [p["experts"] for p in layer["experts_that_share_tokens"]] == [[0, 1], [2, 3]]
-    assert (tmp_path / "coactivation_encoder_layer_01.png").exists()
-    # If there is no excess over chance, the page has a sentence on it.
-    text, _, _ = _write(make_record([[[3.0] * 4] * 2], [np.full((4, 4), 1.0)]), tmp_path)
-    assert "No two experts share more tokens than by chance." in text
-
-
 def test_silent_pairs_and_empty_layers(tmp_path):
     record = make_record(
         [[[3.0, 1], [0, 0], [2, 2]], [[0, 0], [0, 0], [0, 0]]], pairs=["a-en", "b<-en", "c-en"]

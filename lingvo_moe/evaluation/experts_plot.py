@@ -16,9 +16,6 @@ _TALLEST = 12.0
 _MARGIN = 1.2  # inches for labels, title and colour bar, either way
 _LEAST_FONT = 5.0
 _LONGEST = 24  # characters of a label
-_LIFT_BOUNDS = (1.4, 4.0)  # smallest and largest end of the scale of lifts
-_LIFT_MARKS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 1, 3 / 2, 2, 3, 4)
-_FINE_LIFT_MARKS = (2 / 3, 4 / 5, 9 / 10, 1, 11 / 10, 5 / 4, 3 / 2)
 _UNKNOWN = "#d9dee4"
 _POINTS = 72.0  # an inch
 
@@ -41,7 +38,7 @@ def draw_load(
     # does not reduce the contrast of all others.
     seen = shares[np.nan_to_num(shares) > 0]
     top = float(np.percentile(seen, 99.5, method="higher")) if seen.size else 1.0
-    picture = _fill(axes, shares, width, "YlGnBu", 0.0, top)
+    picture = _fill(axes, shares, width, 0.0, top)
     axes.set_aspect("auto")
     _label(axes.yaxis, languages, height / len(languages), upright=True)
     _label(axes.xaxis, [str(e) for e in experts], width / len(experts), upright=True)
@@ -69,40 +66,13 @@ def draw_similarity(
     others = np.where(np.eye(len(similarity), dtype=bool), np.nan, similarity)
     known = others[~np.isnan(others)]
     low, high = (known.min(), known.max()) if known.size else (0.0, 1.0)
-    picture = _fill(axes, others, inches, "YlGnBu", low, max(high, low + 1e-6))
+    picture = _fill(axes, others, inches, low, max(high, low + 1e-6))
     for edge in np.cumsum(groups)[:-1] - 0.5:
         for line in (axes.axhline, axes.axvline):
             line(edge, color="#c4562d", linewidth=1.2)
     _label(axes.yaxis, languages, inches / len(languages), upright=True)
     _label(axes.xaxis, languages, inches / len(languages), upright=False)
     _color_bar(figure, axes, picture, inches, "neither", "similarity")
-    return to_png(figure, palette=True)
-
-
-def draw_coactivation(lift: np.ndarray, experts: Sequence[int], title: str) -> bytes:
-    """Experts against experts: red if two share more tokens than by chance, blue if fewer.
-
-    Args:
-        lift: [E, E] in the order to be drawn; NaN is grey.
-        experts: E numbers.
-        title: above it.
-    """
-    inches = min(0.35 * max(len(experts), 8), _WIDEST)
-    figure, axes = _canvas(inches, inches, title)
-    logs = np.log2(lift)
-    known = np.abs(logs[~np.isnan(logs)])
-    wanted = float(np.percentile(known, 99.5, method="higher")) if known.size else 0.0
-    bound = float(np.clip(wanted, *np.log2(_LIFT_BOUNDS)))
-    picture = _fill(axes, logs, inches, "RdBu_r", -bound, bound)
-    for axis in (axes.xaxis, axes.yaxis):
-        _label(axis, [str(e) for e in experts], inches / len(experts), upright=True)
-    axes.set_xlabel("expert")
-    axes.set_ylabel("expert")
-    beyond = "both" if known.size and known.max() > bound else "neither"
-    bar = _color_bar(figure, axes, picture, inches, beyond, "tokens shared, times chance")
-    wide = bound >= 1
-    marks = [x for x in (_LIFT_MARKS if wide else _FINE_LIFT_MARKS) if abs(math.log2(x)) <= bound]
-    bar.set_ticks(np.log2(marks), labels=[f"×{x:.3g}" for x in marks])
     return to_png(figure, palette=True)
 
 
@@ -116,12 +86,12 @@ def _canvas(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _fill(axes, values, width, colors, low, high):
+def _fill(axes, values, width, low, high):
     # Cells of a pixel or more are drawn sharp; smaller cells are averaged.
     sharp = values.shape[1] <= width * _DPI
     return axes.imshow(
         values,
-        cmap=colormaps[colors].with_extremes(bad=_UNKNOWN),
+        cmap=colormaps["YlGnBu"].with_extremes(bad=_UNKNOWN),
         vmin=low,
         vmax=high,
         interpolation="nearest" if sharp else "antialiased",

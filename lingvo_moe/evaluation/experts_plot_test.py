@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
+from lingvo_moe.evaluation.experts_plot import draw_load, draw_similarity
 from lingvo_moe.testing.pictures import ink, inked, pixels
 
 
@@ -89,7 +89,6 @@ def test_nothing_known_is_drawn_all_the_same():
     nothing = np.full((2, 2), np.nan)
     assert _has_gray(draw_load(nothing, ["a", "b"], [0, 1], "layer")) > 5000
     assert _has_gray(draw_similarity(nothing, ["a", "b"], [2], "side")) > 5000
-    assert _has_gray(draw_coactivation(nothing, [0, 1], "layer")) > 5000
 
 
 def test_labels_are_text_not_mathematics():
@@ -121,35 +120,8 @@ def test_lines_part_the_groups():
     assert orange([6]) < orange([2, 4]) < orange([2, 2, 2])
 
 
-def test_more_than_chance_is_red_and_less_is_blue():
-    lift = np.ones((8, 8))
-
-    def colors(value):
-        lift[2:6, 2:6] = value
-        middle = pixels(draw_coactivation(lift, range(8), "layer"))[180:220, 180:220]
-        return middle[..., 0].mean() - middle[..., 2].mean()
-
-    assert colors(3.0) > 60
-    assert colors(1 / 3) < -60
-    assert abs(colors(1.0)) < 10
-
-
-RED, BLUE = "#67001f", "#053061"  # the ends of RdBu
-
-
-@pytest.mark.parametrize("count", [8, 512])
-def test_coactivation_of_few_and_many(count):
-    """Experts of the same half share tokens more often than by chance, others less often."""
-    half = np.arange(count) < count // 2
-    lift = np.where(half[:, None] == half, 4.0, 1 / 4)
-    np.fill_diagonal(lift, np.nan)
-    picture = draw_coactivation(lift, range(count), "layer")
-    _assert_fits_a_page(picture)
-    assert _dark_quarters(picture, RED, BLUE) == [[True, False], [False, True]]
-
-
 def test_one_of_a_kind_is_drawn_in_gray():
     alone = np.full((1, 1), np.nan)
-    for picture in (draw_similarity(alone, ["a"], [1], "s"), draw_coactivation(alone, [0], "s")):
-        _assert_fits_a_page(picture)
-        assert _has_gray(picture) > 5000
+    picture = draw_similarity(alone, ["a"], [1], "s")
+    _assert_fits_a_page(picture)
+    assert _has_gray(picture) > 5000

@@ -7,7 +7,6 @@ import pytest
 
 from lingvo_moe.evaluation.experts import (
     analyze,
-    expected_coactivation,
     jensen_shannon,
     language_labels,
     mutual_information,
@@ -86,73 +85,6 @@ def test_jensen_shannon_by_hand_and_by_loops():
             for p, q in zip(rows[a], rows[b], strict=True):
                 total += (p * math.log2(2 * p / (p + q)) + q * math.log2(2 * q / (p + q))) / 2
             assert found[a, b] == pytest.approx(total, abs=1e-12)
-
-
-class TestCoactivation:
-    """Lift over independence."""
-
-    def test_independent_choices_have_lift_one(self):
-        # Two different experts drawn in proportion to these weights.
-        weights = np.array([1.0, 2, 3, 4, 10])
-        counts = np.outer(weights, weights)
-        expected = expected_coactivation(counts)  # whatever the diagonal holds
-        off = ~np.eye(5, dtype=bool)
-        np.testing.assert_allclose(expected[off], counts[off], rtol=1e-6)
-        assert np.diag(expected).tolist() == [0] * 5
-
-    def test_totals_are_kept(self):
-        counts = np.random.default_rng(2).integers(1, 50, size=(6, 6)).astype(float)
-        counts += counts.T
-        expected = expected_coactivation(counts)
-        off = ~np.eye(6, dtype=bool)
-        np.testing.assert_allclose(expected.sum(axis=0), (counts * off).sum(axis=0), rtol=1e-6)
-
-    def test_two_couples_stand_out(self):
-        # 0 and 1 share 100 tokens, 2 and 3 too, all others 10. By symmetry each two are expected
-        # to share a third of an expert's 120 tokens: 40.
-        counts = np.full((4, 4), 10.0)
-        counts[0, 1] = counts[1, 0] = counts[2, 3] = counts[3, 2] = 100
-        np.fill_diagonal(counts, 120)
-        (layer,) = analyze(make_record([[[120.0] * 4] * 2], [counts])).layers
-        found = layer.coactivation
-        assert [p.experts for p in found.pairs] == [(0, 1), (2, 3)]
-        assert found.pairs[0].tokens == 100
-        assert found.pairs[0].expected == pytest.approx(40)
-        assert found.pairs[0].lift == pytest.approx(2.5)
-        # The picture's lift is moved towards 1 by 5 tokens.
-        assert found.lift[0, 1] == pytest.approx(105 / 45)
-        assert found.lift[0, 2] == pytest.approx(15 / 45)
-        assert np.isnan(np.diag(found.lift)).all()
-
-    def test_rare_pairs_are_not_listed(self):
-        # As above a tenth of it: 10 tokens where 4 are expected says little.
-        counts = np.full((4, 4), 1.0)
-        counts[0, 1] = counts[1, 0] = counts[2, 3] = counts[3, 2] = 10
-        (layer,) = analyze(make_record([[[12.0] * 4] * 2], [counts])).layers
-        assert layer.coactivation.pairs == ()
-
-    def test_the_list_is_by_excess_in_standard_deviations(self):
-        # 1000 instead of about 500 is further from chance than 30 instead of about 10.
-        rng = np.random.default_rng(3)
-        weights = np.array([40.0, 40, 30, 4, 4, 30, 30, 30])
-        counts = np.outer(weights, weights) * (1 + 0.01 * rng.random((8, 8)))
-        counts[0, 1] = counts[1, 0] = 4000
-        counts[3, 4] = counts[4, 3] = 60
-        (layer,) = analyze(make_record([[[1.0] * 8] * 2], [(counts + counts.T) / 2])).layers
-        first, second = layer.coactivation.pairs[:2]
-        assert (first.experts, second.experts) == ((0, 1), (3, 4))
-        assert second.lift > first.lift
-
-    @pytest.mark.parametrize("counts", [None, [np.diag([7.0, 5.0])]])
-    def test_none_where_not_counted_or_one_expert_a_token(self, counts):
-        assert analyze(make_record(coactivation=counts)).layers[0].coactivation is None
-
-    def test_an_expert_in_every_pair_divides_nothing_by_zero(self):
-        counts = np.zeros((3, 3))
-        counts[0, 1:] = counts[1:, 0] = 50
-        with np.errstate(all="raise"):
-            expected = expected_coactivation(counts)
-        np.testing.assert_allclose(expected[0, 1:], 50, rtol=0.05)
 
 
 def test_families_are_found_and_their_experts_named():

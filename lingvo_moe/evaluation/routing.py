@@ -20,8 +20,6 @@ class RoutingRecord:
         pairs: names of the P pairs.
         num_experts: int [Y]; a layer with fewer experts than E has zeros at the end.
         pair_load: float [Y, P, E], number of choices of an expert by tokens of a pair.
-        coactivation: float [Y, E, E], tokens that chose both experts, on the diagonal those that
-            chose one; None if there are too many experts to count.
         pair_first: float [Y, P, E], those of pair_load that were a token's first choice.
         pair_confidence: float [Y, P, E], the sum of the first choices' gates.
 
@@ -33,7 +31,6 @@ class RoutingRecord:
     pairs: tuple[str, ...]
     num_experts: np.ndarray
     pair_load: np.ndarray
-    coactivation: np.ndarray | None
     pair_first: np.ndarray
     pair_confidence: np.ndarray
 
@@ -42,13 +39,12 @@ class RoutingRecord:
         shapes = {
             "num_experts": (layers,),
             **dict.fromkeys(_BY_PAIR, (layers, len(self.pairs), *experts)),
-            "coactivation": (layers, *experts, *experts),
         }
         for name, shape in shapes.items():
             counts = getattr(self, name)
-            if counts is not None and (counts.shape != shape or not counts.size):
+            if counts.shape != shape or not counts.size:
                 raise ValueError(f"{name} is of shape {counts.shape}, not {shape}")
-            if counts is not None and not np.all((counts >= 0) & np.isfinite(counts)):
+            if not np.all((counts >= 0) & np.isfinite(counts)):
                 raise ValueError(f"{name} has a value that is no count")
         if not np.all((self.num_experts >= 1) & (self.num_experts <= experts)):
             raise ValueError(f"num_experts is {self.num_experts}, not 1 to {experts[0]}")
@@ -62,7 +58,6 @@ class RoutingRecord:
             layers=tuple(layers),
             pairs=tuple(pairs),
             num_experts=np.rint(metrics["num_experts"] / metrics["tokens"]).astype(int),
-            coactivation=metrics.get("coactivation"),
             **{name: np.asarray(metrics[name]) for name in _BY_PAIR},
         )
 
@@ -83,7 +78,6 @@ class RoutingRecord:
                 layers=tuple(map(str, fields["layers"])),
                 pairs=tuple(map(str, fields["pairs"])),
                 num_experts=fields["num_experts"],
-                coactivation=fields.get("coactivation"),
                 **{name: fields[name] for name in _BY_PAIR},
             )
 

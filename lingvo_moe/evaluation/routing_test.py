@@ -9,25 +9,23 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.testing.reports import make_record
 
 
-@pytest.mark.parametrize("coactivation", [None, [[[7.0, 3.0], [3.0, 5.0]]]])
-def test_what_is_written_is_read(tmp_path, coactivation):
-    record = make_record(coactivation=coactivation)
+def test_what_is_written_is_read(tmp_path):
+    record = make_record()
     record.save(tmp_path / "routing.npz")
     read = RoutingRecord.load(tmp_path / "routing.npz")
     assert (read.layers, read.pairs) == (("encoder/layer_01",), ("de-en", "fr-en"))
     assert all(isinstance(name, str) for name in (*read.layers, *read.pairs))
-    for field in ("num_experts", "pair_load", "coactivation"):
+    for field in ("num_experts", "pair_load"):
         np.testing.assert_array_equal(getattr(read, field), getattr(record, field))
     assert [path.name for path in tmp_path.iterdir()] == ["routing.npz"]
 
 
 def test_a_new_record_replaces_the_old(tmp_path):
     path = tmp_path / "routing.npz"
-    make_record(coactivation=[[[7.0, 3.0], [3.0, 5.0]]]).save(path)
+    make_record().save(path)
     make_record(pair_load=[[[9.0, 9.0], [9.0, 9.0]]]).save(path)
     read = RoutingRecord.load(path)
     assert read.pair_load.min() == 9
-    assert read.coactivation is None
 
 
 def test_of_metrics_undoes_the_weighting_by_tokens():
@@ -39,7 +37,6 @@ def test_of_metrics_undoes_the_weighting_by_tokens():
     }
     record = RoutingRecord.of_metrics(metrics, ["encoder/layer_01", "decoder/layer_01"], ["a-b"])
     assert record.num_experts.tolist() == [8, 4]
-    assert record.coactivation is None
     assert record.layers == ("encoder/layer_01", "decoder/layer_01")
 
 
@@ -95,12 +92,11 @@ def test_no_file_and_a_file_of_other_fields(tmp_path):
         {"pair_load": np.ones((1, 2))},
         {"pair_load": np.full((1, 2, 2), np.nan)},
         {"pair_load": np.full((1, 2, 2), -1.0)},
-        {"coactivation": np.ones((1, 2, 3))},
-        {"coactivation": np.full((1, 2, 2), np.inf)},
+        {"pair_load": np.full((1, 2, 2), np.inf)},
     ],
 )
 def test_a_file_of_something_else(tmp_path, changes):
-    fields = {k: v for k, v in dataclasses.asdict(make_record()).items() if v is not None}
+    fields = dataclasses.asdict(make_record())
     np.savez(tmp_path / "bad.npz", **(fields | changes))
     with pytest.raises(ValueError, match=r"bad\.npz holds no record of routing \("):
         RoutingRecord.load(tmp_path / "bad.npz")

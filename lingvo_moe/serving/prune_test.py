@@ -43,7 +43,6 @@ def record(first, confidence, pairs, layers=("encoder/layer_00", "decoder/layer_
         pairs=tuple(pairs),
         num_experts=np.full(len(layers), first.shape[-1]),
         pair_load=first,
-        coactivation=None,
         pair_first=first,
         pair_confidence=np.array(confidence, float),
     )

@@ -12,7 +12,6 @@ from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
 
 # The counts are E x E for each layer; for more experts they would be larger than all others.
-MOST_EXPERTS_FOR_COACTIVATION = 512
 
 _PER_LAYER = ("entropy", "capacity")
 _PER_EXPERT = ("load", "importance")
@@ -53,11 +52,10 @@ def routing_metrics(
         choices before capacity and dropped choices; with a dropless dispatcher `lost`
         [layers], choices that it did not compute. Not in training: `pair_load` [layers, P, E],
         choices of an expert by tokens of a pair before capacity, `pair_first`, those that were
-        first choices, and `pair_confidence`, the sum of their gates, both of that shape; and, up to
-        MOST_EXPERTS_FOR_COACTIVATION experts, `coactivation` [layers, E, E], tokens that both
-        experts took. In training with VExperts `source_load` [layers, D, E], choices made on each
-        device of a placement. With group_loads `group_load` [layers, G, E], choices of each expert
-        in each group, before capacity.
+        first choices, and `pair_confidence`, the sum of their gates, both of that shape. In
+        training with VExperts `source_load` [layers, D, E], choices made on each device of a
+        placement. With group_loads `group_load` [layers, G, E], choices of each expert in each
+        group, before capacity.
     """
     names = moe_layers(output.stats)
     layers = [output.stats[side][name] for side, name in names]
@@ -106,8 +104,6 @@ def routing_metrics(
         metrics.pair_load = tf.stack([pair_load(r, p, num_pairs, widest) for r, p in routed])
         firsts = [first_choices(r, p, num_pairs, widest) for r, p in routed]
         metrics.pair_first, metrics.pair_confidence = map(tf.stack, zip(*firsts, strict=True))
-        if widest <= MOST_EXPERTS_FOR_COACTIVATION:
-            metrics.coactivation = tf.stack([coactivation(r, widest) for r, _ in routed])
     return metrics
 
 
@@ -210,13 +206,6 @@ def group_load(routing: Routing, num_experts: int) -> tf.Tensor:
     groups = routing.expert.shape[0]
     group, counted = tf.range(groups)[:, None, None], tf.cast(routing.dispatched, tf.float32)
     return _count(counted, group, groups, routing.expert, num_experts)
-
-
-def coactivation(routing: Routing, num_experts: int) -> tf.Tensor:
-    """float32 [E, E]: number of tokens of both experts; on the diagonal of each expert."""
-    expert, dispatched = _by_token(routing)
-    taken = tf.reduce_sum(tf.one_hot(expert, num_experts) * dispatched[..., None], axis=1)
-    return tf.matmul(taken, taken, transpose_a=True)
 
 
 def _count(counted, row, num_rows, expert, num_experts):

@@ -6,7 +6,6 @@ from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
 from lingvo_moe.tasks.routing_metrics import (
     before_capacity,
-    coactivation,
     first_choices,
     group_load,
     pair_load,
@@ -43,26 +42,20 @@ def test_first_choices_and_their_gates_by_hand():
     np.testing.assert_array_equal(confidence, [[0, 0.25, 0], [0.5, 0, 0.75]])
 
 
-def test_coactivation_by_hand():
-    # Token 0 took 0 and 2, token 1 took 2, token 2 took 1 and 2.
-    expected = [[1, 0, 1], [0, 1, 1], [1, 1, 3]]
-    np.testing.assert_array_equal(coactivation(ROUTING, 3), expected)
-
-
 def test_load_by_group_by_hand():
     # Token 1's second choice is dropped, but counts as wanted; padding has no choices.
     load = group_load(before_capacity(ROUTING), 4)
     np.testing.assert_array_equal(load, [[1, 1, 2, 0], [0, 1, 1, 0]])
 
 
-def metrics(training, num_experts=3, group_loads=False, tokens_choose=True):
+def metrics(training, group_loads=False, tokens_choose=True):
     stats = NestedMap(
         {name: tf.constant(2.0) for name in ("entropy", "capacity")},
         aux_loss=tf.constant(1.0),
         z_loss=tf.constant(3.0),
-        load=tf.zeros([num_experts]),
-        choices=tf.range(float(num_experts)),
-        importance=tf.zeros([num_experts]),
+        load=tf.zeros([3]),
+        choices=tf.range(3.0),
+        importance=tf.zeros([3]),
     )
     layers = NestedMap(encoder=NestedMap(layer_01=stats), decoder=NestedMap())
     routings = NestedMap(encoder=NestedMap(layer_01=ROUTING), decoder=NestedMap())
@@ -86,15 +79,11 @@ def test_counts_are_counts_and_means_are_weighted_by_tokens():
     )
 
 
-def test_dear_counts_are_left_out_in_training_and_of_very_many_experts():
-    assert not {"pair_load", "coactivation"} & set(metrics(training=True))
-    assert {"pair_load", "coactivation"} <= set(metrics(training=False))
+def test_dear_counts_are_left_out_in_training():
+    assert "pair_load" not in metrics(training=True)
     assert "group_load" not in metrics(training=True)
     loads = metrics(training=True, group_loads=True).group_load
     np.testing.assert_array_equal(loads, [group_load(before_capacity(ROUTING), 3)])
-    many = metrics(training=False, num_experts=513)
-    assert many.pair_load.shape == (1, 2, 513)
-    assert "coactivation" not in many
 
 
 def test_unused_experts_by_hand():

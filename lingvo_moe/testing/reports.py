@@ -44,7 +44,7 @@ SIX = make_report(
 )
 
 
-def make_record(pair_load=None, coactivation=None, pairs=("de-en", "fr-en")):
+def make_record(pair_load=None, pairs=("de-en", "fr-en")):
     """A record of routing; by default of one encoder layer with two experts."""
     load = np.array([[[6.0, 2.0], [1.0, 3.0]]] if pair_load is None else pair_load)
     sides = ["encoder/layer_01", "decoder/layer_01", "decoder/layer_03"]
@@ -53,7 +53,6 @@ def make_record(pair_load=None, coactivation=None, pairs=("de-en", "fr-en")):
         pairs=tuple(pairs),
         num_experts=np.full(len(load), load.shape[2]),
         **dict.fromkeys(("pair_load", "pair_first", "pair_confidence"), load),
-        coactivation=None if coactivation is None else np.asarray(coactivation, float),
     )
 
 

@@ -1,4 +1,4 @@
-r"""Shows which languages use which experts: load, similarity of languages, co-activation.
+r"""Shows which languages use which experts: load, similarity of languages.
 
 lingvo-moe-experts --logdir=build/demo/models/tiny.MoE
 lingvo-moe-experts --logdir=models/nllb --data=data    # counts the tokens of each expert first

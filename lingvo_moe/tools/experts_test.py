@@ -27,7 +27,6 @@ def test_a_logdir_with_a_record_becomes_a_page(tmp_path):
         pairs=model_dir.pairs,
         num_experts=np.array([8, 8]),
         **dict.fromkeys(("pair_load", "pair_first", "pair_confidence"), load),
-        coactivation=None,
     ).save(model_dir.routing_path)
     result = succeed("experts", f"--logdir={tmp_path}")
     # The busiest expert has 9 of 16 choices, 4.5 times an eighth: 3.5 more than balance.
