@@ -8,16 +8,14 @@ to the whole model: whether layers are rematerialised, and whether gradients sta
 micro-batches. Other values cannot stay partial across layers, because the norm of the next branch
 needs the sum.
 
-For one mesh, with or without rematerialisation, a model is a chain of groups of blocks
-(planning/blocks.py) that share no letter. So the groups depend on each other only through their
-total memory. Dynamic programming along the chain keeps, after each group, every combination that no
-other beats in time, bytes sent and each kind of memory; the result is exact. Equal layers are one
-block, so the search time does not depend on the depth. The signatures (planning/flow.py) give the
-sums, such as the single sum of a feed-forward layer that is split by columns, then rows.
+For one mesh, with or without rematerialisation, a model is a few groups of blocks
+(planning/blocks.py) that share no letter, so each choice of a group has its own cost. The search
+adds up the costs of all combinations. Equal layers are one block, so the search time does not
+depend on the depth. The signatures (planning/flow.py) give the sums, such as the single sum of a
+feed-forward layer that is split by columns, then rows.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -144,7 +142,7 @@ class Found:
         runner_up: the same on another mesh, or None.
         fastest: the fastest strategy that fits, without the limit.
         max_sent: the limit of `search`.
-        considered: number of combinations of choices on all meshes.
+        considered: number of strategies on all meshes.
     """
 
     best: Priced
@@ -179,10 +177,9 @@ def search_strategies(
     """
     _check_dispatcher(params, devices)
     space = Space(params, hardware)
-    meshes = list(space.meshes(devices))
     priced = sorted(
-        itertools.chain.from_iterable(map(space.fronts, meshes)),
-        key=lambda one: (one.seconds, one.sent, one.bytes, len(one.strategy.state_rules)),
+        itertools.chain.from_iterable(map(space.strategies, space.meshes(devices))),
+        key=lambda one: (one.seconds, one.sent, one.bytes),
     )
     if not priced:
         raise ValueError(
@@ -206,7 +203,7 @@ def search_strategies(
         runner_up=price(params, other, hardware) if other else None,
         fastest=price(params, fitting[0].strategy, hardware),
         max_sent=max_sent,
-        considered=sum(map(space.size, meshes)),
+        considered=len(priced),
     )
 
 
@@ -231,25 +228,6 @@ def apply_strategy(params: TranslationParams, strategy: Strategy) -> Translation
     remat = strategy.remat and (params.model.remat or not scan)
     model = dataclasses.replace(params.model, scan=scan, remat=remat)
     return dataclasses.replace(params, sharding=strategy.sharding, model=model)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sum:
-    """The total cost of the first groups of the chain."""
-
-    seconds: float
-    sent: float
-    choices: tuple[BlockChoice, ...]
-    shares: tuple[BlockCost, ...]
-
-    @functools.cached_property
-    def vector(self) -> tuple[float, ...]:
-        """All costs for the comparison with other sums, and whether "model" is used."""
-        state = sum(s.weights + s.optimizer + s.gradients + s.in_use for s in self.shares)
-        kept = [sum(by_kind) for by_kind in zip(*(s.kept for s in self.shares), strict=True)]
-        logits, inputs = (sum(getattr(s, n) for s in self.shares) for n in ("logits", "inputs"))
-        idle = not any(choice.cut for choice in self.choices)
-        return (self.seconds, self.sent, state, logits, inputs, *kept, idle)
 
 
 class Space:
@@ -326,36 +304,31 @@ class Space:
                 return False
         return True
 
-    def size(self, mesh: Mesh) -> int:
-        """The number of strategies on a mesh."""
-        return sum(
-            math.prod(len(self.options(mesh, group, zero)) for group in GROUPS)
-            for zero, *_ in self._modes(mesh)
-        )
-
     def _modes(self, mesh):
         """(zero, remat, late)."""
         zeros = (False, True) if "data" in mesh.axes and mesh.shape[0] > 1 else (False,)
         lates = (False, True) if self.blocks.micro_batches > 1 else (None,)
         return itertools.product(zeros, (False, True), lates)
 
-    def fronts(self, mesh: Mesh) -> Iterator["Quick"]:
-        """The Pareto-optimal strategies on a mesh, by time, memory and bytes."""
+    def strategies(self, mesh: Mesh) -> Iterator["Quick"]:
+        """All strategies on a mesh; those that do not use its axis "model" are left out."""
         for zero, remat, late in self._modes(mesh):
-            front = [_Sum(0.0, 0.0, (), ())]
-            for group in GROUPS:
-                shares = [
-                    self._share(Strategy(mesh, (choice,), zero, remat, late))
+            groups = [
+                [
+                    self._cost(Strategy(mesh, (choice,), zero, remat, late))
                     for choice in self.options(mesh, group, zero)
                 ]
-                front = _pareto_front([_add(one, *more) for one in front for more in shares])
-            for one in front:
-                if "model" not in mesh.axes or any(choice.cut for choice in one.choices):
-                    memory = memory_of(self.blocks, one.shares, remat)
-                    strategy = Strategy(mesh, one.choices, zero, remat, late)
-                    yield Quick(strategy, one.seconds, memory.total, one.sent)
+                for group in GROUPS
+            ]
+            for combination in itertools.product(*groups):
+                choices, shares, seconds, sent = zip(*combination, strict=True)
+                if "model" not in mesh.axes or any(choice.cut for choice in choices):
+                    strategy = Strategy(mesh, choices, zero, remat, late)
+                    memory = memory_of(self.blocks, shares, remat)
+                    yield Quick(strategy, sum(seconds), memory.total, sum(sent))
 
-    def _share(self, alone: Strategy) -> tuple[BlockChoice, BlockCost, float]:
+    def _cost(self, alone: Strategy) -> tuple[BlockChoice, BlockCost, float, float]:
+        """The only choice of a strategy, with its share, seconds and bytes sent."""
         (choice,), mesh = alone.choices, alone.mesh
         share = self.blocks.share(
             choice.group, mesh, alone.rules, alone.stored, alone.remat, bool(alone.late)
@@ -363,7 +336,7 @@ class Space:
         dtype, hardware = self.params.activation_dtype, self.hardware
         seconds = sum(work_seconds(work, hardware, dtype) for work in share.work)
         seconds += sum(transfer_seconds(sent, mesh, hardware) for sent in share.transfers)
-        return choice, share, seconds
+        return choice, share, seconds, sum(transfer.bytes for transfer in share.transfers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,20 +347,6 @@ class Quick:
     seconds: float
     bytes: float
     sent: float
-
-
-def _add(one: _Sum, choice: BlockChoice, share: BlockCost, seconds: float) -> _Sum:
-    sent = one.sent + sum(transfer.bytes for transfer in share.transfers)
-    return _Sum(one.seconds + seconds, sent, (*one.choices, choice), (*one.shares, share))
-
-
-def _pareto_front(points: list[_Sum]) -> list[_Sum]:
-    """The Pareto-optimal points: no other one is equal or better in everything."""
-    kept: list[_Sum] = []
-    for point in sorted(points, key=lambda p: p.vector):
-        if not any(all(a <= b for a, b in zip(k.vector, point.vector, strict=True)) for k in kept):
-            kept.append(point)
-    return kept
 
 
 def _rules(choices: tuple[BlockChoice, ...]) -> tuple[Rule, ...]:

@@ -185,10 +185,10 @@ PARTS = ("model.moe=None", "train.micro_batches=4")
 )
 def test_equals_exhaustive_search(overrides, monkeypatch):
     params = override(get_params("tiny.MoE"), [*SMALL, *overrides, "model.num_heads=2"])
-    # Neither limit changes the fronts, so they are computed once.
+    # Neither limit changes the strategies, so they are priced once.
     space = Space(params, HARDWARE["cpu"])
-    fronts = {mesh: list(space.fronts(mesh)) for mesh in space.meshes(4)}
-    monkeypatch.setattr(Space, "fronts", lambda _, mesh: fronts[mesh])
+    priced = {mesh: list(space.strategies(mesh)) for mesh in space.meshes(4)}
+    monkeypatch.setattr(Space, "strategies", lambda _, mesh: priced[mesh])
     everything = list(every_strategy(params, 4))
     assert len(everything) > 20
     limits = sorted({size for _, size, _ in everything})
