@@ -9,7 +9,7 @@ D devices, E experts.
 import abc
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,57 +30,30 @@ class Trigger(abc.ABC):
         Args:
             tokens: of each device or slot, from CostModel.tokens_to_balance.
             step: number of earlier steps.
-            active: the last result; planning continues until the measure is at most `release`.
+            active: the last result; a trigger may go on until the load is more even.
         """
 
 
 @dataclasses.dataclass(frozen=True)
-class _Threshold(Trigger):
-    """Plans from when the measure exceeds `threshold` until it is at most `release`."""
+class MaxTrigger(Trigger):
+    """Plans from when the balance ratio exceeds `threshold` until it is at most `release`.
 
-    threshold: float
-    release: float
-    least: ClassVar[float]  # the measure's value at perfect balance
-
-    def __post_init__(self):
-        if not self.least <= self.release <= self.threshold:
-            raise ValueError(
-                f"Needs {self.least:g} <= release <= threshold, where {self.least:g} is balance; "
-                f"got release {self.release} and threshold {self.threshold}."
-            )
-
-    @abc.abstractmethod
-    def measure(self, tokens: np.ndarray) -> float:
-        """The distance from balance."""
-
-    def should_plan(self, tokens, step, active):
-        del step
-        return self.measure(tokens) > (self.release if active else self.threshold)
-
-
-@dataclasses.dataclass(frozen=True)
-class MaxTrigger(_Threshold):
-    """A threshold on the balance ratio: the busiest device's tokens divided by the mean."""
+    The ratio is the busiest device's tokens divided by the mean.
+    """
 
     threshold: float = 1.1
     release: float = 1.05
-    least = 1.0
 
-    def measure(self, tokens):
-        return balance_ratio(tokens)
+    def __post_init__(self):
+        if not 1.0 <= self.release <= self.threshold:
+            raise ValueError(
+                f"Needs 1 <= release <= threshold, where 1 is balance; got release {self.release} "
+                f"and threshold {self.threshold}."
+            )
 
-
-@dataclasses.dataclass(frozen=True)
-class VarianceTrigger(_Threshold):
-    """A threshold on the variance of devices' tokens divided by their squared mean."""
-
-    threshold: float = 0.0025
-    release: float = 0.001
-    least = 0.0
-
-    def measure(self, tokens):
-        mean = tokens.mean()
-        return float(tokens.var() / mean**2) if mean > 0 else 0.0
+    def should_plan(self, tokens, step, active):
+        del step
+        return balance_ratio(tokens) > (self.release if active else self.threshold)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,6 @@ from lingvo_moe.placement.scheduler import (
     MoveQueue,
     Scheduler,
     State,
-    VarianceTrigger,
     count_moves,
 )
 from lingvo_moe.placement.traces import SyntheticLoads
@@ -35,15 +34,6 @@ def test_max_trigger_with_hysteresis():
     assert said == [False, True, True, False, False, True]
 
 
-def test_variance_trigger_by_hand():
-    # 130 and 70: variance 900 over 100² = 0.09.
-    tokens = np.array([130, 70])
-    assert VarianceTrigger(threshold=0.08, release=0.01).should_plan(tokens, 0, False)
-    assert not VarianceTrigger(threshold=0.1, release=0.01).should_plan(tokens, 0, False)
-    assert VarianceTrigger(threshold=0.1, release=0.08).should_plan(tokens, 0, True)
-    assert not VarianceTrigger().should_plan(np.zeros(2), 0, False)
-
-
 def test_interval_trigger():
     fired = [IntervalTrigger(3).should_plan(np.array([9, 1]), step, True) for step in range(7)]
     assert fired == [True, False, False, True, False, False, True]
@@ -54,7 +44,6 @@ def test_interval_trigger():
     [
         (lambda: MaxTrigger(1.1, 1.2), "Needs 1 <= release <= threshold.* release 1.2"),
         (lambda: MaxTrigger(1.1, 0.9), "where 1 is balance; got release 0.9"),
-        (lambda: VarianceTrigger(0.1, -0.1), "Needs 0 <= release"),
         (lambda: IntervalTrigger(0), "steps must be at least 1, got 0"),
         (lambda: Scheduler(maker=_maker(), budget=0.0), "budget must be > 0 seconds, got 0.0"),
         (

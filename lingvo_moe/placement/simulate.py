@@ -12,14 +12,13 @@ from lingvo_moe.placement.cost import CostModel, balance_ratio
 from lingvo_moe.placement.policies import Flex, Oracle, Policy, Shadowing
 from lingvo_moe.placement.policies import StaticExpertParallel as Static
 from lingvo_moe.placement.policies import StrictReassignment as Strict
-from lingvo_moe.placement.scheduler import IntervalTrigger, VarianceTrigger
+from lingvo_moe.placement.scheduler import IntervalTrigger
 from lingvo_moe.placement.traces import Trace
 
 POLICIES = (Static(), Static(capacity_factor=None), Strict(), Shadowing(), Flex(), Oracle())
 TRIGGERS = (
     Static(),
     Flex(),
-    Flex(trigger=VarianceTrigger()),
     *(Flex(trigger=IntervalTrigger(steps)) for steps in (5, 10, 20, 50, 100)),
 )
 
