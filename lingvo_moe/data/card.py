@@ -6,24 +6,19 @@ Sizes and lengths by pair, tokens by language, and what was dropped, with exampl
 import collections
 import dataclasses
 import inspect
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from lingvo_moe.data.cleaning.base import CleaningRule
 from lingvo_moe.data.corpora import SentencePair
-from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
+from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
 from lingvo_moe.data.encoded import COUNTS
 from lingvo_moe.data.pair_work import KEPT, PairWork, each_pair
 from lingvo_moe.data.work import Work
-from lingvo_moe.reporting.figure import COLORS, GREY, legible, to_png
-from lingvo_moe.reporting.page import escape, image, write_page
+from lingvo_moe.reporting.page import escape, write_page
 from lingvo_moe.reporting.table import Table
 
 # What a count means, besides those of rules, which their docstrings tell.
@@ -44,7 +39,6 @@ _ABOUT_TOKENS = (
 )
 _SAMPLES, _LONGEST = 4, 160  # examples of a reason, characters of a text
 _QUANTILES = (0.5, 0.95)
-_WIDTH_INCHES, _ROW_INCHES, _MOST_INCHES = 9.5, 0.17, 60.0  # of a picture, of rows, of all rows
 
 
 class Dropped(NamedTuple):
@@ -77,16 +71,11 @@ class CardStatistics:
 
 
 def write_card(directory: Path, work: Work, dataset: Dataset) -> None:
-    """Writes index.html, its pictures and card.json, after all stages have finished."""
+    """Writes index.html and card.json, after all stages have finished."""
     statistics = collect(work)
-    pairs = sorted(dataset.pairs, key=lambda pair: -pair.examples.get("train", 0))
-    pictures = {
-        "sizes": draw_pairs(pairs, statistics.lengths),
-        "tokens": draw_tokens(statistics.counts),
-    }
     meanings = {rule.name: _first_sentence(rule) for rule in work.params.cleaning} | _LEFT_OUT
-    parts = _parts(dataset, pairs, statistics, pictures, meanings)
-    write_page(directory, "Data card", parts, pictures, {"card": _numbers(statistics)})
+    parts = _parts(dataset, statistics, meanings)
+    write_page(directory, "Data card", parts, {}, {"card": _numbers(statistics)})
 
 
 def collect(work: Work) -> CardStatistics:
@@ -149,68 +138,8 @@ def _first_dropped(pair: PairWork, number: int, names) -> Iterator[tuple[str, in
         yield "too_long", int(np.flatnonzero(verdicts == KEPT)[np.argmin(fits)])
 
 
-def draw_pairs(pairs: Sequence[PairInfo], lengths: Mapping[str, np.ndarray]) -> bytes:
-    """Sizes on a logarithmic scale, and lengths, of pairs in order."""
-    names = [pair.name for pair in pairs]
-    figure, (sizes, long) = _axes(names, ("training pairs", "tokens of an example"))
-    sizes.barh(range(len(pairs)), [pair.examples.get("train", 0) for pair in pairs], color=GREY)
-    sizes.set_xscale("log")
-    sizes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    sizes.xaxis.set_minor_formatter(NullFormatter())
-    sizes.set_xlim(0.5)
-    for i, side in enumerate(SIDES):
-        rows = np.arange(len(pairs)) + (0.3 * i - 0.15)  # so that no side hides the other
-        values = np.array([lengths[name][i] for name in names])
-        marks = ((".", f"{side}, median"), ("|", f"{side}, 95th percentile"))
-        for column, (mark, label) in enumerate(marks):
-            style = {"markersize": 5, "markeredgewidth": 1.2, "color": COLORS[i], "label": label}
-            long.plot(values[:, column], rows, mark, **style)
-    long.set_xlim(0)
-    long.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(loc="outside upper center", frameon=False, ncols=4, fontsize=8)
-    return to_png(figure)
-
-
-def draw_tokens(counts: Mapping[str, Mapping[str, np.ndarray]]) -> bytes:
-    """Fertility and byte fallback of each side's languages, most tokens per character first."""
-    rows = {
-        (side, language): values
-        for side, languages in counts.items()
-        for language, values in languages.items()
-        if values[COUNTS.index("characters")]
-    }
-    order = sorted(rows, key=lambda key: -rows[key][0] / rows[key][3])
-    names = [f"{language} ({side})" for side, language in order]
-    figure, axes = _axes(names, ("tokens per character", "tokens per word", "% single bytes"))
-    pieces, single, words, characters = np.array([rows[key] for key in order], float).T
-    colors = [COLORS[SIDES.index(side)] for side, _ in order]
-    values = (pieces / characters, pieces / words, 100 * single / np.maximum(pieces, 1))
-    for axis, value in zip(axes, values, strict=True):
-        axis.barh(range(len(order)), value, color=colors)
-        axis.set_xlim(0, None if value.any() else 1)
-    return to_png(figure)
-
-
-def _axes(names: Sequence[str], titles: Sequence[str]) -> tuple[Figure, Sequence[Axes]]:
-    """Axes beside one another with a row for each name."""
-    height = min(_ROW_INCHES * len(names), _MOST_INCHES)
-    figure = Figure((_WIDTH_INCHES, 1.0 + height), dpi=110, layout="constrained")
-    axes = list(figure.subplots(1, len(titles), sharey=True))
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(title, fontsize=10)
-        axis.grid(axis="x", color="#dde1e5", linewidth=0.8)
-        axis.set_axisbelow(True)
-        axis.tick_params(colors=GREY, labelcolor="black", labelsize=8)
-        axis.tick_params(axis="x", which="both", bottom=False, labelbottom=False, labeltop=True)
-        for side in ("right", "top", "bottom"):
-            axis.spines[side].set_visible(False)
-    axes[0].set_ylim(len(names) - 0.4, -0.6)  # the first name is on top
-    labelled = range(0, len(names), math.ceil(_ROW_INCHES * len(names) / _MOST_INCHES))
-    axes[0].set_yticks(labelled, [legible(names[i], 24) for i in labelled])
-    return figure, axes
-
-
-def _parts(dataset, pairs, statistics, pictures, meanings) -> Iterator[str]:
+def _parts(dataset, statistics, meanings) -> Iterator[str]:
+    pairs = sorted(dataset.pairs, key=lambda pair: -pair.examples.get("train", 0))
     total = {split: sum(p.examples.get(split, 0) for p in pairs) for split in SPLITS}
     sizes = ", ".join(f"{total[split]:,} {split}" for split in SPLITS)
     languages = {getattr(pair, side) for pair in pairs for side in SIDES}
@@ -222,14 +151,26 @@ def _parts(dataset, pairs, statistics, pictures, meanings) -> Iterator[str]:
         )
     ]
     yield Table(("vocabulary", "pieces", "normalization"), rows).to_html()
-    yield "<h2>Sizes and lengths</h2>" + image(pictures["sizes"], "Training pairs and lengths")
-    yield "<h2>Tokens</h2>" + image(pictures["tokens"], "Tokens per character and per word, bytes")
+    yield "<h2>Tokens</h2>" + _tokens(statistics.counts).to_html()
     yield f'<p class="mark">{_ABOUT_TOKENS}</p>'
     yield "<h2>Lines of train that were left out</h2>" + _totals(dataset, meanings).to_html()
     yield "<h2>Lines that were counted and kept</h2>" + _totals(dataset, _COUNTED).to_html()
     for reason, lines in statistics.dropped.items():
         yield f"<h2>Examples: {escape(reason)}</h2>" + _samples(lines).to_html()
-    yield "<h2>Language pairs</h2>" + _pairs_table(dataset, pairs).to_html()
+    yield "<h2>Language pairs</h2>" + _pairs_table(dataset, pairs, statistics.lengths).to_html()
+
+
+def _tokens(counts) -> Table:
+    """A row for each language of each side, most tokens per character first."""
+    rows = [
+        (f"{language} ({side})", pieces / characters, pieces / words, 100 * single / max(pieces, 1))
+        for side, languages in counts.items()
+        for language, (pieces, single, words, characters) in languages.items()
+        if characters
+    ]
+    rows.sort(key=lambda row: -row[1])
+    columns = ("language", "tokens per character", "tokens per word", "% single bytes")
+    return Table(columns, [(name, *(f"{n:.2f}" for n in numbers)) for name, *numbers in rows])
 
 
 def _first_sentence(rule: CleaningRule) -> str:
@@ -255,14 +196,16 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _pairs_table(dataset, pairs) -> Table:
+def _pairs_table(dataset, pairs, lengths) -> Table:
     kinds = _kinds(dataset)
+    columns = [f"{side} tokens, {name}" for side in SIDES for name in ("median", "95 %")]
     rows = [
         [pair.name, *(f"{pair.examples.get(split, 0):,}" for split in SPLITS)]
         + [f"{dataset.checks[pair.name][kind]:,}" for kind in kinds]
+        + [f"{length:,}" for length in lengths[pair.name].ravel()]
         for pair in pairs
     ]
-    return Table(("pair", *SPLITS, *kinds), rows)
+    return Table(("pair", *SPLITS, *kinds, *columns), rows)
 
 
 def _kinds(dataset) -> list[str]:

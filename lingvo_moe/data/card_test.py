@@ -1,19 +1,14 @@
-import io
 import json
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from lingvo_moe.data import blocks
-from lingvo_moe.data.card import draw_pairs, draw_tokens, length_histogram, length_quantiles
+from lingvo_moe.data.card import length_histogram, length_quantiles
 from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.cleaning.length_ratio import LengthRatio
-from lingvo_moe.data.dataset import PairInfo
 from lingvo_moe.data.prepare import PrepareParams, prepare
-from lingvo_moe.reporting.figure import COLORS
 from lingvo_moe.testing.pages import parse_page
-from lingvo_moe.testing.pictures import ink
 
 LINES = {
     "train": [
@@ -88,6 +83,13 @@ def test_the_page_escapes_and_shortens_texts(made):
     assert "kaputt\ufffd" in cells
     assert "x" * 160 + "…" in cells
     assert cells[cells.index("de-en") :][:4] == ["de-en", "3", "1", "0"]
+    card = json.loads((made.directory / "card/card.json").read_text())
+    lengths = card["lengths"]["de-en"]
+    shown = [cell for cell in cells if cell.strip()]
+    assert shown[-4:] == [str(n) for side in ("source", "target") for n in lengths[side]]
+    pieces, single, words, characters = card["counts"]["source"]["de"].values()
+    shares = (pieces / characters, pieces / words, 100 * single / pieces)
+    assert cells[cells.index("de (source)") :][1:4] == [f"{share:.2f}" for share in shares]
 
 
 def test_each_count_is_explained(made):
@@ -100,32 +102,6 @@ def test_each_count_is_explained(made):
     for kind, meaning in meanings.items():
         assert cells[cells.index(kind) + 1] == meaning
     assert set(made.checks["de-en"]) <= set(cells)
-
-
-@pytest.mark.parametrize("count", [1, 40, 400])
-def test_pictures_have_a_row_for_each_pair(count):
-    pairs = [PairInfo(f"x{i}-en", f"x{i}", "en", i, {"train": 9}, {}) for i in range(count)]
-    lengths = {pair.name: np.array([[3, 7], [4, 8]]) for pair in pairs}
-    picture = Image.open(io.BytesIO(draw_pairs(pairs, lengths)))
-    rows = min(0.17 * count, 60)
-    assert picture.size == (1045, int(110 * (1 + rows)))
-    red = np.abs(np.asarray(picture, int) - (0xC4, 0x56, 0x2D)).sum(axis=2) < 30
-    legend = 110 // 3
-    assert red[:legend].any()  # the legend is whole
-    assert not red[:, -2:].any()
-    found = red[legend:].any(axis=1)
-    assert count > 40 or np.sum(found[1:] & ~found[:-1]) == count
-
-
-def test_a_share_of_zero_is_on_the_axis():
-    values = {"source": {"de": np.array([30, 0, 10, 50])}, "target": {}}
-    assert ink(draw_tokens(values), COLORS[0]) > 5
-
-
-def test_pictures_have_both_sides(made):
-    for name in ("sizes", "tokens"):
-        picture = (made.directory / f"card/{name}.png").read_bytes()
-        assert all(ink(picture, color) > 5 for color in COLORS[:2])
 
 
 def test_lengths_are_counted_up_to_the_longest():
