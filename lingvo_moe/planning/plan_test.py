@@ -10,19 +10,16 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE, Host
 from lingvo_moe.planning import plan as plan_module
 from lingvo_moe.planning.plan import Mesh, default_mesh, make_plan, sweep
-from lingvo_moe.planning.plots import draw_sweep
 from lingvo_moe.planning.report import (
     cause,
     collective_rows,
     format_plan,
     plan_to_json,
     sweep_table,
-    write_plans,
 )
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.runtimes.hlo import Collective
 from lingvo_moe.sharding.annotations import parse_mesh
-from lingvo_moe.testing.pictures import ink
 
 MOE = "model.moe"
 GROUPS = [f"{MOE}.num_groups=24", "input.batch_size=96"]
@@ -189,21 +186,16 @@ def test_causes():
     assert cause("jit(f)") == "jit(f)"
 
 
-def test_sweep_report(tmp_path, monkeypatch):
+def test_sweep_table(monkeypatch):
     monkeypatch.setattr(plan_module, "SWEEP", (8, 16))
     plans = sweep("m4.MoE128E12L", [], "tpu_v3")
     assert [p.mesh.shape for p in plans] == [(8,), (16,)]
     rows = {p.estimate.costs.tokens / p.estimate.costs.devices for p in plans}
     assert rows == {2**20 / 128}
     both = [plans[0], dataclasses.replace(plans[1], compiled=COMPILED)]
-    write_plans(both, tmp_path)
-    assert len(json.loads((tmp_path / "plan.json").read_text())) == 2
-    picture = (tmp_path / "sweep.png").read_bytes()
-    assert ink(picture, "#000000") > ink(draw_sweep(plans), "#000000")  # the compiler's diamond
-    page = (tmp_path / "index.html").read_text()
-    assert "device-years" in page
-    assert "<summary>16 devices</summary>" in page
-    assert "<td>10.000</td>" in page  # the compiler's numbers of the second
+    text = sweep_table(both).to_text()
+    assert "device-years" in text
+    assert text.splitlines()[-1].endswith("10.000")  # the compiler's numbers of the second
     assert "compiler" not in sweep_table(plans).to_text()
 
 

@@ -1,16 +1,13 @@
-"""Plans as text, as JSON, and as a page with pictures."""
+"""Plans as text and as JSON."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.planning.plan import Plan
-from lingvo_moe.planning.plots import draw_sweep
 from lingvo_moe.planning.tpu_compile import Compiled
-from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table
 
 GB, MIB = 1e9, 2**20
@@ -212,24 +209,3 @@ def sweep_table(plans: Sequence[Plan]) -> Table:
             sizes = (one.argument_bytes, one.temp_bytes, one.total_bytes) if one else ()
             row += [f"{size / GB:.3f}" for size in sizes] or ["–"] * 3
     return Table(columns, rows)
-
-
-def write_plans(plans: Sequence[Plan], directory: Path) -> None:
-    """Writes plan.json and index.html, and for a sweep its curves, sweep.png.
-
-    Args:
-        plans: one, or those of a sweep.
-        directory: made if it does not exist.
-    """
-    answers = [plan_to_json(plan) for plan in plans]
-    pictures = {"sweep": draw_sweep(plans)} if len(plans) > 1 else {}
-    title = "memory and time against the number of devices"
-    parts = [image(picture, title) for picture in pictures.values()]
-    parts.append(sweep_table(plans).to_html())
-    parts += [
-        f"<details><summary>{plan.estimate.costs.devices:,} devices</summary>"
-        f"<pre>{escape(format_plan(plan))}</pre></details>"
-        for plan in plans
-    ]
-    numbers = {"plan": answers if len(plans) > 1 else answers[0]}
-    write_page(directory, f"Plan of {plans[0].model}", parts, pictures, numbers)

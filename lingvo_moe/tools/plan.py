@@ -18,7 +18,7 @@ from lingvo_moe.hardware.chips import HARDWARE, NAMES, find_hardware, hardware_t
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.alternatives import compare_strategies
 from lingvo_moe.planning.plan import make_plan, sweep
-from lingvo_moe.planning.report import format_plan, plan_to_json, sweep_table, write_plans
+from lingvo_moe.planning.report import format_plan, plan_to_json, sweep_table
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tasks.recipe import registered
@@ -67,15 +67,15 @@ def _plan() -> None:
                 FLAGS.decode,
             )
         ]
+    answers = [plan_to_json(p) for p in plans]
+    answer = answers if FLAGS.sweep else answers[0]
     if FLAGS.json:
-        answers = [plan_to_json(p) for p in plans]
-        print(json.dumps(answers if FLAGS.sweep else answers[0]))
+        print(json.dumps(answer))
     else:
         print(sweep_table(plans).to_text() if FLAGS.sweep else format_plan(plans[0]))
     if FLAGS.output:
         with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
-            write_plans(plans, directory)
-        common.report(f"Report: {FLAGS.output}/index.html")
+            (directory / "plan.json").write_text(json.dumps(answer, indent=1) + "\n")
 
 
 def _hardware() -> str:
@@ -181,8 +181,7 @@ def run() -> None:
     flags.DEFINE_string(
         "output",
         None,
-        "Directory for plan.json and index.html; with --sweep also sweep.png; with --search "
-        "plan.flags and search.json instead.",
+        "Directory for plan.json; with --search plan.flags and search.json instead.",
     )
     flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     flags.DEFINE_multi_string("set", [], common.SET_HELP)

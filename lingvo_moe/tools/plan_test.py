@@ -29,11 +29,13 @@ def test_errors_in_one_line(flags, message):
 
 
 def test_a_search_writes_flags_that_plan_takes(tmp_path):
-    result = succeed("plan", *MODEL, "--search", "--devices=8", f"--output={tmp_path}")
+    found, planned = tmp_path / "found", tmp_path / "planned"
+    result = succeed("plan", *MODEL, "--search", "--devices=8", f"--output={found}")
     assert ["chosen", "expert:8"] in [line.split()[:2] for line in result.stdout.splitlines()]
-    chosen = json.loads((tmp_path / "search.json").read_text())[0]
-    again = succeed("plan", f"--flagfile={tmp_path}/plan.flags", "--hardware=cpu", "--json")
-    plan = json.loads(again.stdout)
+    chosen = json.loads((found / "search.json").read_text())[0]
+    given = (f"--flagfile={found}/plan.flags", "--hardware=cpu", f"--output={planned}")
+    plan = json.loads(succeed("plan", *given, "--json").stdout)
+    assert json.loads((planned / "plan.json").read_text()) == plan
     assert plan["mesh"] == chosen["mesh"] == {"expert": 8}
     assert plan["step_seconds"] == chosen["step_seconds"]
 
