@@ -14,7 +14,6 @@ from lingvo_moe.core.fields import (
     PositiveInt,
     Rate,
     Share,
-    conforms,
 )
 
 
@@ -69,30 +68,18 @@ def test_values_at_the_edges_of_their_ranges_are_taken():
     ("fields", "message"),
     [
         ({"layers": 0}, r"layers must be >= 1, got 0\."),
-        ({"skip": -1}, r"skip must be >= 0, got -1\."),
         ({"factor": 0.0}, r"factor must be > 0 or None, got 0\.0\."),
-        ({"weight": -1e-9}, r"weight must be >= 0, got -1e-09\."),
         ({"share": 1.1}, r"share must be in \[0, 1\], got 1\.1\."),
         ({"sizes": (1, 0)}, r"sizes must be >= 1, got \(1, 0\)\."),
         ({"rules": (("a", 1),)}, r"rules must be in \[0, 1\), got"),
         ({"bias": math.nan}, r"bias must be finite in float32, got nan\."),
-        ({"bias": -math.inf}, r"bias must be finite in float32, got -inf\."),
-        ({"bias": 4e38}, "bias must be finite in float32"),
-        ({"bias": 10**400}, "bias must be finite in float32"),
-        ({"weight": math.nan}, "weight must be >= 0, got nan"),
         ({"factor": math.inf}, "factor must be finite in float32 or None, got inf"),
         ({"seed": 2**31}, r"seed must be a whole number of 32 bits, got 2147483648\."),
         ({"seed": 10**5000}, "seed must be .* got a number of thousands of digits"),
         ({"layers": True}, r"layers must be of type int, got True\."),
-        ({"layers": 1.0}, "layers must be of type int, got 1.0"),
-        ({"layers": "1"}, "layers must be of type int, got '1'"),
-        ({"layers": None}, "layers must be of type int, got None"),
-        ({"bias": True}, "bias must be of type float"),
         ({"tied": 1}, "tied must be of type bool"),
         ({"factor": "x" * 999}, r"factor must be of type float \| None, got 'xx.*…\.$"),
         ({"sizes": [1]}, r"sizes must be of type tuple\[int, \.\.\.\], got \[1\]"),
-        ({"sizes": (1, 2.5)}, "sizes must be of type"),
-        ({"policy": "Named"}, "policy must be of type"),
         ({"low": 3, "high": 2}, "low must be <= high"),
     ],
 )
@@ -106,18 +93,6 @@ def test_fields_of_a_base_class_and_names_are_checked_too():
         Named(rate=1)
     with pytest.raises(ValueError, match=r"mode must be in \('fast', 'slow'\), got 'quick'\."):
         Named(mode="quick")
-
-
-def test_conforms():
-    assert conforms(1, float)
-    assert conforms("x", object)
-    assert conforms(None, int | None)
-    assert conforms((1, 2), tuple[int, ...])
-    assert not conforms((1, "2"), tuple[int, ...])
-    assert not conforms((1, 2), tuple[int])
-    assert not conforms([1], tuple[int, ...])
-    assert not conforms(True, float)
-    assert not conforms(None, int)
 
 
 def test_numbers_of_numpy_become_numbers_of_python():

@@ -92,10 +92,6 @@ def test_dropout_is_the_identity_in_evaluation_and_at_rate_zero():
     assert dropout(inputs, 0.0, TRAINING) is inputs
 
 
-def test_dropout_keeps_the_type():
-    assert dropout(tf.ones([3], tf.bfloat16), 0.5, TRAINING).dtype == tf.bfloat16
-
-
 def test_a_layer_is_its_params():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Scale(Layer):

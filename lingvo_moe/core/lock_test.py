@@ -69,21 +69,6 @@ def test_parts_of_a_directory_have_locks_of_their_own(tmp_path, holder):
         assert {p.name for p in tmp_path.iterdir()} == {lock.FILE, ".a.lock", ".b.lock"}
 
 
-def test_within_one_process_too(tmp_path):
-    message = rf"by process {os.getpid()} on"
-    with lock.hold(tmp_path), pytest.raises(ValueError, match=message), lock.hold(tmp_path):
-        pass
-    with lock.hold(tmp_path):
-        pass
-
-
-def test_a_holder_that_has_not_yet_said_its_name(tmp_path):
-    with lock.hold(tmp_path):
-        (tmp_path / lock.FILE).write_text("")
-        with pytest.raises(ValueError, match="in use by another process"), lock.hold(tmp_path):
-            pass
-
-
 def test_an_error_within_frees_it_and_leaves_no_new_directory(tmp_path):
     with pytest.raises(KeyError), lock.hold(tmp_path / "new"):
         raise KeyError

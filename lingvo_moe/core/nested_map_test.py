@@ -21,14 +21,6 @@ def test_flatten_sorts_by_key():
     assert list(tree().flatten("theta/")) == [("theta/a", 0), ("theta/b/x", 1), ("theta/b/y", 2)]
 
 
-def test_flatten_takes_everything_but_dicts_for_leaves():
-    assert list(NestedMap(p=[1, 2], q=(3,), r={"s": None}).flatten()) == [
-        ("p", [1, 2]),
-        ("q", (3,)),
-        ("r/s", None),
-    ]
-
-
 def test_unflatten_is_the_inverse():
     restored = NestedMap.unflatten(dict(tree().flatten()))
     assert restored == tree()

@@ -26,12 +26,6 @@ def test_damage(tmp_path, keep):
         npz.load(path, dict, "thing", "Make one.")
 
 
-def test_no_file(tmp_path):
-    message = r"none\.npz holds no thing \(there is no such file\)\. Make one\.$"
-    with pytest.raises(ValueError, match=message):
-        npz.load(tmp_path / "none.npz", dict, "thing", "Make one.")
-
-
 @pytest.mark.parametrize(
     "make", [lambda arrays: arrays["weights"], lambda arrays: int("x"), lambda arrays: 1 + ""]
 )

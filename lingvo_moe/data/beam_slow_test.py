@@ -133,26 +133,3 @@ def test_an_error_of_a_worker_is_that_of_preparation(start, tmp_path, workers):
     where = f"{tmp_path}/corpus/train/fi-en.tsv, line {_LINES + 1}"
     assert errors.strip().splitlines()[-1].startswith(f"ValueError: {where}: not UTF-8")
     assert sorted(os.listdir(tmp_path)) == ["corpus", "plugin"]
-
-
-_ELSEWHERE = """
-import sys
-from pathlib import Path
-from lingvo_moe.data.beam import run_pipeline
-from lingvo_moe.data.prepare import PrepareParams
-from lingvo_moe.data.work import Work
-
-run_pipeline(Work(Path(sys.argv[1]), (), PrepareParams(), 1), [])
-"""
-
-
-def test_a_worker_without_the_directory_makes_nothing(python, tmp_path):
-    """A directory without the record of the job is what a worker without the file system sees."""
-    arguments = [python, "-c", _ELSEWHERE, tmp_path / "data.parts"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(arguments, env=environment, capture_output=True, text=True)
-    line = run.stderr.strip().splitlines()[-1]
-    assert line.startswith("OSError: The Beam pipeline failed: ")
-    assert "All workers need the file system of --corpus and --output, at the same path." in line
-    assert line.endswith("the same command goes on from the finished pieces.")
-    assert not os.listdir(tmp_path)

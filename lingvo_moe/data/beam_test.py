@@ -19,11 +19,6 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     assert not os.listdir(tmp_path)
 
 
-def test_workers_are_chosen_in_one_place(tmp_path):
-    with pytest.raises(ValueError, match=r"^processes=2 is for this machine, .* Leave processes"):
-        prepare(tmp_path, tmp_path / "data", PrepareParams(), processes=2, beam=["--runner=x"])
-
-
 def test_options_of_a_pipeline_need_beam(tmp_path):
     output = f"--output={tmp_path}/data"
     error = error_of("prepare", "--synthetic", output, "--", "--runner=FlinkRunner")

@@ -30,40 +30,11 @@ def test_finds_pairs_in_all_layouts(tmp_path):
     assert list(pt.read("test")) == [("três", "three")]
 
 
-def test_only_newlines_end_lines(tmp_path):
-    # U+2028 and U+0085 are line ends to str.splitlines, and occur inside sentences.
-    _write(tmp_path / "train/de-en.de", "a\u2028b\u0085c\r\nd")
-    _write(tmp_path / "train/de-en.en", "x\ny\n")
-    (pair,) = find_pairs(tmp_path)
-    assert list(pair.read("train")) == [("a\u2028b\u0085c", "x"), ("d", "y")]
-
-
 def test_uneven_files(tmp_path):
     _write(tmp_path / "train/de-en.de", "eins\nzwei\n")
     _write(tmp_path / "train/de-en.en", "one\n")
     (pair,) = find_pairs(tmp_path)
     with pytest.raises(ValueError, match=r"de-en\.de has 2 lines and .*de-en\.en has 1;"):
-        list(pair.read("train"))
-
-
-@pytest.mark.parametrize("name", ["de-en.de", "de-en.de.gz"])
-def test_bad_utf8_names_file_and_line(tmp_path, name):
-    _write(tmp_path / "train" / name, b"gut\nschl\xe4cht\n")
-    _write(tmp_path / "train/de-en.en", "good\nbad\n")
-    (pair,) = find_pairs(tmp_path)
-    with pytest.raises(ValueError, match=rf"{name}, line 2: not UTF-8 \(.* at byte 4\)"):
-        list(pair.read("train"))
-
-
-@pytest.mark.parametrize(
-    "data", [b"plain text", gzip.compress(b"eins\n" * 99, mtime=0)[:-9]], ids=["plain", "truncated"]
-)
-def test_broken_gzip_names_the_file(tmp_path, data):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train/de-en.de.gz").write_bytes(data)
-    _write(tmp_path / "train/de-en.en", "one\n")
-    (pair,) = find_pairs(tmp_path)
-    with pytest.raises(ValueError, match=r"de-en\.de\.gz is not a whole gzip file"):
         list(pair.read("train"))
 
 
@@ -89,40 +60,16 @@ def test_missing_side(tmp_path):
         find_pairs(tmp_path)
 
 
-def test_no_train_split(tmp_path):
-    _write(tmp_path / "test/de-en.tsv", "eins\tone\n")
-    with pytest.raises(ValueError, match="has no directory 'train'; a corpus is SPLIT/SRC-TGT"):
-        find_pairs(tmp_path)
-
-
-def test_no_files(tmp_path):
-    (tmp_path / "train").mkdir()
-    with pytest.raises(ValueError, match=r"train is empty; it must hold files such as de-en\.de"):
-        find_pairs(tmp_path)
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize(
     "name",
     [
         "zh-TW-en.zh-TW",
-        "zh-TW-en.tsv",
-        "en-zh-TW.zh-TW.gz",
         "fr-en.txt",
-        "fr-en.fr.bz2",
-        "fr-en.fr.xz",
-        "fr-en.fr~",
         "fr-EN.en",
-        "OPUS.fr-en.fr",
-        "-en.tsv",
-        "fr-.tsv",
-        "-.tsv",
-        "fr-...tsv",
         "$\\frac{-e$n.tsv",
         "fr-e\nn.tsv",
-        "fr-e\x1b[1mn.tsv",
         "fr-en/part.tsv",
-        "fr-" + "e" * 33 + ".tsv",
     ],
 )
 def test_what_looks_like_data_is_not_passed_over(tmp_path, split, name):
@@ -138,8 +85,6 @@ def test_what_looks_like_data_is_not_passed_over(tmp_path, split, name):
     ("names", "message"),
     [
         (("de-en.de", "de-en.en", "de-en.tsv"), r"/de-en\.de and .*/de-en\.tsv are two sources"),
-        (("de-en.de", "de-en.de.gz", "de-en.en"), r"/de-en\.de and .*/de-en\.de\.gz are two"),
-        (("de-en.tsv", "de-en.tsv.gz"), r"de-en\.tsv and .*/de-en\.tsv\.gz are two sources"),
         (("en-en.en",), r"train/en-en\.en would be both sides of en-en\. For text in one language"),
     ],
 )
@@ -176,7 +121,7 @@ def test_thousands_of_pairs_are_written_with_few_open_files(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("name", "split"),
-    [("valid", "dev"), ("Validation", "dev"), ("DEV", "dev"), ("training", "train")],
+    [("Validation", "dev"), ("training", "train")],
 )
 def test_a_split_by_another_name_is_not_passed_over(tmp_path, name, split):
     _write(tmp_path / "train/de-en.tsv", "eins\tone\n")
@@ -221,23 +166,6 @@ def test_what_cannot_be_read_is_found_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "listdir", forbidden)
     with pytest.raises(PermissionError, match="Permission denied"):
         find_pairs(tmp_path)
-
-
-def test_marks_of_byte_order_are_not_text(tmp_path):
-    _write(tmp_path / "train/de-en.de", "\ufeffeins\nzwei\n")
-    _write(tmp_path / "train/de-en.en", "\ufeffone\ntwo\n")
-    _write(tmp_path / "test/de-en.tsv", "eins\tone\n")
-    (pair,) = find_pairs(tmp_path)
-    assert list(pair.read("train")) == [("eins", "one"), ("zwei", "two")]
-    assert list(pair.read("test")) == [("eins", "one")]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
-def test_other_encodings_are_errors(tmp_path, encoding):
-    _write(tmp_path / "train/de-en.tsv", "eins\tone\n".encode(encoding))
-    (pair,) = find_pairs(tmp_path)
-    with pytest.raises(ValueError, match=r"de-en\.tsv.*(UTF-16|NUL character)"):
-        list(pair.read("train"))
 
 
 def test_the_other_direction(tmp_path):

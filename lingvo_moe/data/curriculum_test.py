@@ -76,13 +76,6 @@ def test_a_factor_counts_also_for_a_pair_that_is_alone_in_its_corpus(tmp_path):
     assert _at(params, dataset, 0) == pytest.approx({"fr-en": 0.25, "de-en (mined)": 0.75})
 
 
-def test_all_text_may_be_in_a_further_corpus(tmp_path):
-    dataset = _make(tmp_path / "main", {"de-en": 0})
-    _make(tmp_path / "mined", {"de-en": 10})
-    mined = Corpus(name="mined", data=str(tmp_path / "mined"))
-    assert _at(InputParams(corpora=(mined,)), dataset, 0) == {"de-en (mined)": 1.0}
-
-
 def test_examples_are_counted_in_all_corpora(dataset, mined):
     everything = InputParams(corpora=(mined,)).curriculum(dataset).examples
     assert everything == {"de-en": 20, "fr-en": 10 + 30, "sw-en": 10 + 10}
@@ -182,15 +175,6 @@ def test_the_data_s_identity_has_all_corpora(dataset, mined, tmp_path):
             {"corpora": (Corpus(name="data", data="x"),)},
             "different names, other than 'data'; used twice",
         ),
-        (
-            {"stages": (Stage(from_step=9, weights=(("minde", 1.0),)),)},
-            r"no corpus is named 'minde'; give one of \['data'\]",
-        ),
-        (
-            {"stages": (Stage(from_step=9, weights=(("data", 1.0), ("data", 2.0))),)},
-            r"each corpus has one weight, got \(\('data', 1.0\), \('data', 2.0\)\) from step 9",
-        ),
-        ({"corpora": (Corpus(name="m", data="x", tag=" "),)}, "the tag ' ' of m has only spaces"),
     ],
 )
 def test_bad_params(fields, message):
@@ -202,7 +186,6 @@ def test_bad_params(fields, message):
     ("stage", "message"),
     [
         (Stage(from_step=1, pairs=("xx-en",)), "Unknown pair 'xx-en'"),
-        (Stage(from_step=1, pair_factors=(("xx", 2.0),)), "from step 1.pair_factors: the pattern"),
         (Stage(from_step=7, weights=(("data", 0.0),)), "from step 7.* leaves out all pairs"),
     ],
 )

@@ -37,14 +37,6 @@ def test_new_digits_are_pieces_of_their_own(kind):
     assert new.encode(ENGLISH) == old.encode(ENGLISH)
 
 
-def test_of_lines_that_are_too_long_for_training_the_beginning_counts():
-    old = train_vocabulary({"en": ENGLISH}, 330)
-    line = "cat " * 500 + "😀 " * 900
-    assert extend_vocabulary(old, {"en": [*ENGLISH, line]}, 40) is old
-    new = extend_vocabulary(old, {"en": [*ENGLISH, "😀 " + line]}, 40)
-    assert "😀" in new.pieces(range(old.size, new.size))
-
-
 class _Lines(collections.abc.Sequence):
     """Lines that are made when they are read."""
 
@@ -69,12 +61,6 @@ def test_memory_does_not_grow_with_the_text():
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < 20 * 18_000  # bytes a line; the text has about 70
-
-
-def test_too_few_pieces_for_the_characters():
-    old = train_vocabulary({"en": ENGLISH}, 330)
-    with pytest.raises(ValueError, match=r"12 characters that .* lacks, but new_pieces=5; raise"):
-        extend_vocabulary(old, NEW, 5)
 
 
 def test_parents():

@@ -37,13 +37,6 @@ def test_both_sides_must_have_room():
     assert packer.add(_example([4, 2], [2]), 0)
 
 
-def test_what_no_row_can_hold():
-    packer = Packer(batch_size=1, source_length=3, target_length=2)
-    assert packer.fits_empty_row(_example([4, 9, 2], [9, 2]))
-    assert not packer.fits_empty_row(_example([4, 9, 9, 2], [2]))
-    assert not packer.fits_empty_row(_example([4, 2], [9, 9, 2]))
-
-
 @pytest.mark.parametrize("stopped_after", [0, 1, 7])
 def test_no_example_waits_forever(stopped_after):
     """A row of 4 begins with the oldest of 3; the others of length 4 or 3 never fit beside it.

@@ -1,5 +1,4 @@
 import dataclasses
-import sys
 import threading
 
 import numpy as np
@@ -90,30 +89,6 @@ def test_pairs_come_as_often_as_their_probability(tmp_path):
     assert np.all(np.bincount(pairs) >= drawn - 3 * 256)
 
 
-def test_mixtures_of_many_pairs_and_temperatures(tmp_path):
-    """Chi-square of 39 degrees, p = 0.001: 72.1."""
-    sizes = np.random.default_rng(0).integers(1, 300, 40).tolist()
-    dataset = _make(tmp_path, sizes, length=1)
-    for temperature in (1.0, 2.0, 5.0):
-        params = InputParams(batch_size=4, source_length=200, temperature=temperature)
-        batches = TrainInput(dataset, params, seed=3)
-        for _ in range(60):
-            batches.next_batch()
-        drawn = batches.state()["counters"].sum(axis=0)
-        expected = drawn.sum() * sampling_probabilities(sizes, temperature)
-        assert drawn.sum() > 7000
-        assert ((drawn - expected) ** 2 / expected).sum() < 72.1
-
-
-def test_segments_are_examples(tmp_path):
-    dataset = _make(tmp_path, [5, 9], shards=2)
-    known = _of_dataset(dataset, "train")
-    batches = TrainInput(dataset, PARAMS, seed=1)
-    seen = [segment for _ in range(30) for segment in _unpack(batches.next_batch())]
-    assert all(segment in known for segment in seen)
-    assert {segment[1][1] for segment in seen} == {segment[1][1] for segment in known}
-
-
 def test_an_epoch_is_every_example_once_in_another_order(tmp_path):
     dataset = _make(tmp_path, [5, 20], shards=3, length=1)
     row = Shape(1, 64, 64)
@@ -187,14 +162,6 @@ def _joined(states):
     return joined
 
 
-def test_rows_that_several_processes_read_are_saved_by_one():
-    """A mesh without a split of the batch in two, and a shard that two processes share."""
-    rows = np.array([[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]], bool)
-    parts = [Part.of(rows, i, 2) for i in range(3)]
-    assert [part.packed.tolist() for part in parts] == [[1, 1], [1, 1], [0, 1]]
-    assert [part.saved.tolist() for part in parts] == [[1, 1], [0, 0], [0, 0]]
-
-
 def test_a_process_may_pack_all_shards_and_save_one(tmp_path):
     """Of three processes the second reads rows of both shards; each shard is saved once."""
     dataset = _make(tmp_path, [7, 40])
@@ -227,23 +194,6 @@ def test_the_default_number_of_virtual_shards():
     """A multiple of 8 rows each, at most 64 of them."""
     sizes = {1: 1, 4: 1, 8: 1, 16: 2, 24: 1, 32: 4, 34: 1, 512: 64, 32768: 64}
     assert {b: InputParams(batch_size=b).num_virtual_shards for b in sizes} == sizes
-
-
-def test_the_seed_matters(tmp_path):
-    dataset = _make(tmp_path, [30])
-    batches = [TrainInput(dataset, PARAMS, seed).next_batch() for seed in (1, 1, 2)]
-    assert _equal(batches[0], batches[1])
-    assert not _equal(batches[0], batches[2])
-
-
-def test_state_is_small_integers(tmp_path):
-    batches = TrainInput(_make(tmp_path, [5, 5]), PARAMS, seed=1)
-    batches.next_batch()
-    state = batches.state()
-    assert state["batches"] == 1
-    assert all(np.asarray(value).dtype == np.int64 for value in state.values())
-    assert state["counters"].sum(axis=1).tolist() == state["draws"].tolist()
-    assert state["waiting"].shape == (3, 256, 3)
 
 
 def test_state_of_other_pairs(tmp_path):
@@ -329,19 +279,12 @@ def test_a_shard_of_another_length(tmp_path):
     ("fields", "message"),
     [
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"source_length": -1}, "source_length must be >= 1, got -1"),
-        ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
-        ({"batch_size": 6, "virtual_shards": 4}, "must divide input.batch_size=6, got 4"),
         ({"pairs": ("a-b", "c-b", "a-b")}, "must name a pair once; repeated: a-b"),
     ],
 )
 def test_bad_params(fields, message):
     with pytest.raises(ValueError, match=message):
         InputParams(**fields)
-
-
-def test_a_temperature_near_zero_takes_the_largest_pair_alone():
-    assert sampling_probabilities([10, 10**6, 3], 1e-30).tolist() == [0, 1, 0]
 
 
 def test_eval_batches_hold_every_example_once(tmp_path):
@@ -401,15 +344,6 @@ def test_prefetcher_raises_what_its_thread_raised(tmp_path):
         pytest.raises(OSError, match="missing or damaged"),
     ):
         batches.next_batch()
-
-
-def test_prefetcher_raises_an_exit_of_its_thread(tmp_path, monkeypatch):
-    source = TrainInput(_make(tmp_path, [4]), PARAMS, seed=1)
-    monkeypatch.setattr(source, "next_batch", sys.exit)
-    with Prefetcher(source) as batches:
-        for _ in range(2):
-            with pytest.raises(SystemExit):
-                batches.next_batch()
 
 
 def test_prefetcher_leaves_no_thread(tmp_path):

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from lingvo_moe.core import lock, plugins
-from lingvo_moe.core.files import read_json
-from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.prepare import PrepareParams, format_dataset, prepare, prepare_synthetic
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS
@@ -133,13 +131,6 @@ def test_preparing_twice_gives_the_same_bytes(corpus, tmp_path):
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_joint_vocabulary(corpus, tmp_path):
-    dataset = prepare(corpus, tmp_path / "data", PrepareParams(joint_vocab=True))
-    assert dataset.hashes["source"] == dataset.hashes["target"]
-    example = dataset.examples("train", "de-en")[0]
-    assert dataset.source_vocabulary.decode([example.target.tolist()]) == ["the cat"]
-
-
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_vocabulary_that_is_too_small_is_named_by_its_flag(side, corpus, tmp_path):
     file = corpus / "train" / ("de-en.de" if side == "source" else "de-en.en")
@@ -186,50 +177,12 @@ def test_both_directions(corpus, tmp_path):
     assert dataset.checks["en-de"]["held_out_in_train"] == 1
 
 
-def test_both_directions_keep_what_the_corpus_has(corpus, tmp_path):
-    for side, text in (("en", "my own"), ("de", "mein eigen")):
-        (corpus / f"train/en-de.{side}").write_text(f"{text}\n")
-    params = PrepareParams(source_vocab_size=330, target_vocab_size=320, both_directions=True)
-    dataset = prepare(corpus, tmp_path / "data", params)
-    assert [pair.name for pair in dataset.pairs] == ["de-en", "en-de", "en-eo", "eo-en"]
-    (example,) = dataset.examples("train", "en-de")
-    assert dataset.source_vocabulary.decode([example.source.tolist()]) == ["my own"]
-
-
-def test_both_directions_of_tsv(tmp_path):
-    _write_corpus(tmp_path / "corpus")
-    (tmp_path / "corpus/train/fi-en.tsv").write_text("yksi\tone\n")
-    params = PrepareParams(source_vocab_size=330, target_vocab_size=320, both_directions=True)
-    dataset = prepare(tmp_path / "corpus", tmp_path / "data", params)
-    for name, source, target in (("fi-en", "yksi", "one"), ("en-fi", "one", "yksi")):
-        (example,) = dataset.examples("train", name)
-        assert dataset.source_vocabulary.decode([example.source.tolist()]) == [source]
-        assert dataset.target_vocabulary.decode([example.target.tolist()]) == [target]
-
-
-def test_sides_are_normalized_by_their_rules(corpus, tmp_path):
-    texts = ["你好，世界！", "½ m²", "two  spaces"]
-    for side in ("zh", "en"):
-        (corpus / f"train/zh-en.{side}").write_text("\n".join(texts), encoding="utf-8")
-    rules = {"source_normalization": "nmt_nfkc", "target_normalization": "identity"}
-    dataset = prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, **rules))
-    examples = dataset.examples("train", "zh-en")
-    sources = dataset.source_vocabulary.decode([e.source.tolist() for e in examples])
-    targets = dataset.target_vocabulary.decode([e.target.tolist() for e in examples])
-    assert sources == ["你好,世界!", "1⁄2 m2", "two spaces"]
-    assert targets == texts
-    recorded = read_json(tmp_path / "data/dataset.json")["vocabularies"]
-    assert recorded["source"]["normalization"] == "nmt_nfkc"
-    assert recorded["target"]["normalization"] == "identity"
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_by_default_a_model_sees_a_text_alike_however_it_is_coded(corpus, tmp_path, joint):
+def test_by_default_a_model_sees_a_text_alike_however_it_is_coded(corpus, tmp_path):
     text, coded = "Tiếng Việt ½", " \ufeffTie\u0302\u0301ng Vie\u0323\u0302t\xa0 \u200e½\u200b"
     lines = {"vi": [text, coded, "a", "b"], "en": ["a", "b", text, coded]}
     for side, texts in lines.items():
         (corpus / f"train/vi-en.{side}").write_text("\n".join(texts), encoding="utf-8")
-    dataset = prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, joint_vocab=joint))
+    dataset = prepare(corpus, tmp_path / "data", PARAMS)
     examples = dataset.examples("train", "vi-en")
     for side, first in (("source", 0), ("target", 2)):
         ids, others = (getattr(e, side).tolist() for e in examples[first : first + 2])
@@ -238,9 +191,7 @@ def test_by_default_a_model_sees_a_text_alike_however_it_is_coded(corpus, tmp_pa
         assert vocabulary.decode([ids]) == vocabulary.normalize([coded]) == [text]
 
 
-@pytest.mark.parametrize(
-    ("normalization", "changed"), [("nfc", 0), ("identity", 0), ("nmt_nfkc", 2)]
-)
+@pytest.mark.parametrize(("normalization", "changed"), [("nfc", 0), ("nmt_nfkc", 2)])
 def test_targets_that_a_model_cannot_write_are_counted(corpus, tmp_path, normalization, changed):
     texts = ["你好，世界！", "½ cup", "plain\xa0 e\u0301 "]
     for side in ("zh", "en"):
@@ -291,19 +242,13 @@ def test_only_what_was_made_here_is_ever_overwritten(corpus, tmp_path, name):
     assert contents(output) == {Path(name): b"{}"}
 
 
-@pytest.mark.parametrize("output", ["corpus", "corpus/data", ".", "link/data", "corpus/train"])
+@pytest.mark.parametrize("output", ["corpus/data", ".", "link/data"])
 def test_the_corpus_is_never_part_of_the_output(corpus, tmp_path, output):
     (tmp_path / "link").symlink_to(corpus)
     before = contents(tmp_path)
     with pytest.raises(ValueError, match="must not contain one another; give an output outside"):
         prepare(corpus, tmp_path / output, PARAMS, overwrite=True)
     assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("output", ["", ".", "..", "/"])
-def test_an_output_needs_a_name(output):
-    with pytest.raises(ValueError, match="cannot be an output; give the name of a new"):
-        prepare_synthetic(Path(output), PARAMS)
 
 
 def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
@@ -395,26 +340,12 @@ def _full(*args):
     raise OSError("the disk is full")
 
 
-def test_a_users_directory_is_not_for_pieces(corpus, tmp_path):
-    (tmp_path / "data.parts").mkdir()
-    (tmp_path / "data.parts/mine").write_text("years of work")
-    with pytest.raises(ValueError, match=r"data\.parts is not empty and was not made by lingvo"):
-        prepare(corpus, tmp_path / "data", PARAMS, overwrite=True)
-    assert contents(tmp_path / "data.parts") == {Path("mine"): b"years of work"}
-
-
 def test_two_commands_cannot_make_one_dataset(corpus, tmp_path):
     with (
         lock.hold(tmp_path / "data.parts"),
         pytest.raises(lock.HeldError, match=r"data\.parts is in use by process"),
     ):
         prepare(corpus, tmp_path / "data", PARAMS)
-
-
-@pytest.mark.parametrize("options", [{"processes": -1}, {"processes": 0}, {"memory_mb": 0}])
-def test_processes_and_memory_are_positive(corpus, tmp_path, options):
-    with pytest.raises(ValueError, match="processes and memory_mb must be >= 1, got "):
-        prepare(corpus, tmp_path / "data", PARAMS, **options)
 
 
 def test_a_full_disk_leaves_no_dataset_and_names_the_file(corpus, tmp_path):
@@ -444,13 +375,6 @@ class TestSynthetic:
             prepare_synthetic(tmp_path / "data", PARAMS)
         assert contents(tmp_path) == {Path("data_raw/mine"): b"years of work"}
 
-    def test_a_refused_command_changes_nothing(self, tmp_path):
-        (tmp_path / "data").mkdir()
-        (tmp_path / "data/mine").write_text("years of work")
-        with pytest.raises(ValueError, match="data is not empty and was not made by"):
-            prepare_synthetic(tmp_path / "data", PARAMS, overwrite=True)
-        assert contents(tmp_path) == {Path("data/mine"): b"years of work"}
-
     def test_an_interrupted_run_is_repeated(self, tmp_path):
         small = SyntheticCorpus(languages=("qna",), largest=40, smallest=40, dev=4, test=4)
         small.write(tmp_path / "data_raw")  # as a run that is killed before its dataset is complete
@@ -463,14 +387,6 @@ def test_a_failure_leaves_no_dataset(corpus, tmp_path):
     with pytest.raises(ValueError, match="has 2 lines and"):
         prepare(corpus, tmp_path / "data", PARAMS)
     assert os.listdir(tmp_path) == ["corpus"]
-
-
-def test_empty_corpus(tmp_path):
-    (tmp_path / "corpus/train").mkdir(parents=True)
-    for side in ("de", "en"):
-        (tmp_path / f"corpus/train/de-en.{side}").touch()
-    with pytest.raises(ValueError, match=r"There are no train lines\. Give text"):
-        prepare(tmp_path / "corpus", tmp_path / "data", PARAMS)
 
 
 def test_when_no_line_is_kept_the_reasons_are_told(corpus, tmp_path):
@@ -495,12 +411,6 @@ def test_codes_in_any_script(corpus, tmp_path):
         assert len(dataset.examples("train", name)) == 1
 
 
-def test_a_corpus_of_which_nothing_is_left(corpus, tmp_path):
-    params = PrepareParams(source_vocab_size=320, target_vocab_size=310, max_length=3)
-    with pytest.raises(ValueError, match="No training example is left: all are longer than max_l"):
-        prepare(corpus, tmp_path / "data", params)
-
-
 def test_one_empty_pair_and_a_huge_line_are_no_obstacle(corpus, tmp_path):
     for side in ("fi", "en"):
         (corpus / f"train/fi-en.{side}").touch()
@@ -517,32 +427,18 @@ def test_one_empty_pair_and_a_huge_line_are_no_obstacle(corpus, tmp_path):
     ("field", "value", "rule"),
     [
         ("source_vocab_size", 0, "from 300 to 1000000"),
-        ("target_vocab_size", 3_000_000_000, "from 300 to 1000000"),
         (
             "source_normalization",
             "nfd",
             r"in \('nfc', 'identity', 'nfkc', 'nmt_nfkc', 'nfkc_cf', 'nmt_",
         ),
-        ("target_normalization", "", r"in \('nfc'"),
-        ("temperature", 0, "> 0"),
-        ("temperature", -1.0, "> 0"),
-        ("temperature", float("nan"), "> 0"),
-        ("character_coverage", 2, r"from 0\.98 to 1"),
         ("character_coverage", 0.5, r"from 0\.98 to 1"),
         ("max_length", 0, ">= 3"),
-        ("max_length", "9", "of type int"),
-        ("shard_size", 0, ">= 1"),
-        ("seed", -1, ">= 0"),
     ],
 )
 def test_params_out_of_range(field, value, rule):
     with pytest.raises(ValueError, match=f"^{field} must be {rule}.*, got {value!r}"):
         PrepareParams(**{field: value})
-
-
-def test_each_rule_of_cleaning_once():
-    with pytest.raises(ValueError, match=r"each rule at most once; .* has empty, damaged, damage"):
-        PrepareParams(cleaning=(Damaged(), Damaged()))
 
 
 def test_summary(corpus, tmp_path):
@@ -551,18 +447,6 @@ def test_summary(corpus, tmp_path):
     names = "pair train dev test empty damaged duplicates held_out_in_train"
     names += " targets_in_train targets_changed too_long"
     assert header.split() == names.split()
-    assert eo.split() == [
-        "eo-en",
-        "9",
-        "0",
-        "0",
-        "0",
-        "0",
-        "0",
-        "0",
-        "0",
-        "0",
-        "0",
-    ]  # largest first
+    assert eo.split() == ["eo-en", "9", *"000000000"]  # largest first
     assert de.split() == ["de-en", "3", "1", "2", "1", "0", "1", "1", "1", "0", "0"]
     assert sizes.startswith(f"source vocabulary {dataset.source_vocabulary.size}, target")

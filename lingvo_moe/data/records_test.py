@@ -86,10 +86,3 @@ def test_truncated_and_foreign_files(path):
         path.write_bytes(bad)
         with pytest.raises(OSError, match="it is t"):
             Records(path)
-
-
-@pytest.mark.parametrize("bad", [-1, 2**31])
-def test_ids_out_of_range(tmp_path, bad):
-    example = Example(np.array([4, bad]), np.array([2]))
-    with pytest.raises(ValueError, match=r"Ids must be from 0 to 2\^31 - 1, got"):
-        write_records(tmp_path / "x", [example])

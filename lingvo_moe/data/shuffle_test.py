@@ -37,11 +37,3 @@ def test_orders_look_random():
     # Neighbours are apart: |x - y| of random numbers is a third of the range on average.
     order = _order(100_000, 7)
     assert np.abs(np.diff(order)).mean() / 100_000 == pytest.approx(1 / 3, abs=0.01)
-
-
-def test_ten_million_positions_need_no_memory():
-    rng = np.random.default_rng(0)
-    positions = rng.choice(10**7, 1000, replace=False)
-    found = permuted(positions, np.full(1000, 10**7), hash_numbers(1))
-    assert len(set(found.tolist())) == 1000
-    assert 0 <= found.min() <= found.max() < 10**7

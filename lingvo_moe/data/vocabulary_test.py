@@ -29,11 +29,6 @@ def test_ids_of_special_pieces(vocabulary):
     assert processor.is_control(vocabulary.tag("pt_BR"))
 
 
-def test_small_corpora_get_a_smaller_vocabulary(vocabulary):
-    # 256 bytes, 4 special pieces and 2 tags come first.
-    assert 262 < vocabulary.size < 400
-
-
 def test_round_trip_and_byte_fallback(vocabulary):
     texts = ["the dog saw la katon", "", "☃ 猫"]
     ids = vocabulary.encode(texts)
@@ -137,11 +132,6 @@ def test_the_symbol_for_a_space_is_a_space_in_a_text_to_spell(normalization):
     assert vocabulary.spellings("▁ ▁") == []
 
 
-def test_control_symbols_vanish_in_decoding(vocabulary):
-    (ids,) = vocabulary.encode(["the cat"])
-    assert vocabulary.decode([[BOS, vocabulary.tag("en"), *ids, EOS, PAD]]) == ["the cat"]
-
-
 def test_training_is_deterministic(vocabulary):
     assert train_vocabulary(TEXTS, 400, tags=["en", "pt_BR"]).sha256 == vocabulary.sha256
 
@@ -182,27 +172,9 @@ def test_load_what_is_no_model(tmp_path):
         Vocabulary.load(tmp_path / "v.model")
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("missing.model", "No such file or directory"), ("directory.model", "Is a directory")],
-)
-def test_load_what_is_no_file(tmp_path, name, reason):
-    (tmp_path / "directory.model").mkdir()
-    message = (
-        rf"{name} cannot be read \({reason}\); it must be a SentencePiece model\. Restore the "
-    )
-    with pytest.raises(ValueError, match=message):
-        Vocabulary.load(tmp_path / name)
-
-
 def test_unknown_tag(vocabulary):
     with pytest.raises(ValueError, match="has no tag <2fr>, only those of en, pt_BR"):
         vocabulary.tag("fr")
-
-
-def test_no_text():
-    with pytest.raises(ValueError, match=r"no text to train a vocabulary on: no lines\."):
-        train_vocabulary({"en": []}, 400)
 
 
 def test_of_a_long_sentence_the_beginning_is_trained_on():
@@ -237,9 +209,3 @@ def test_ctrl_c_is_heard_while_pieces_are_trained(monkeypatch):
         train_vocabulary(TEXTS, 400)
     assert not trained
     heard.set()
-
-
-def test_an_empty_file_is_no_vocabulary(tmp_path):
-    (tmp_path / "source.model").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"source\.model is no SentencePiece model: it holds no"):
-        Vocabulary.load(tmp_path / "source.model")

@@ -71,9 +71,3 @@ def test_no_record_yet(tmp_path):
     message = error_of("experts", f"--logdir={tmp_path}")
     assert message.startswith(f"error: {tmp_path}/routing.npz holds no record of routing")
     assert "train.eval_every" in message
-
-
-def test_a_dense_model(tmp_path):
-    _model_dir(tmp_path, "tiny.Dense")
-    message = error_of("experts", f"--logdir={tmp_path}")
-    assert f"Logdir {tmp_path} is of tiny.Dense, a dense model: it has no experts" in message

@@ -7,7 +7,6 @@ import pytest
 
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.serving.formats.saved_model import SavedModel
-from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.serving.prune import AllPairs, ByLanguage, PerLayer, Pruning, Threshold
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.commands import error_of
@@ -27,12 +26,7 @@ def logdir(tmp_path_factory):
     [
         ([], "Give --logdir, or --model for a training step without a checkpoint"),
         (["--model=tiny.MoE"], "SavedModel exports hold trained weights, and tiny.MoE has none"),
-        (["--model=tiny.Mo"], "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),
         (["--logdir=/nowhere"], "/nowhere is no logdir"),
-        (["--format=onnx"], "--format=onnx: 'onnx' is not of type CTranslate2 or HuggingFace or"),
-        (["--format=StableHLO(rows=8)"], "StableHLO has no field 'rows'. Did you mean 'programs'"),
-        (["--format=StableHLO(batch_size=0)"], "batch_size must be >= 1, got 0"),
-        (["--logdir=/nowhere", "--prune=1"], "share must be in [0, 1), got 1.0"),
         (
             ["--format=SavedModel(storage=Int8())", "--dtype=bfloat16"],
             "--dtype=bfloat16 and --format=SavedModel(storage=Int8()) both give the storage",
@@ -42,20 +36,6 @@ def logdir(tmp_path_factory):
 )
 def test_an_error_names_the_flag_and_the_cure(given, message, tmp_path):
     assert message in error_of("export", f"--output={tmp_path / 'x'}", *given)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("--prune=0.5", "--format=stablehlo holds the whole model; drop --prune"),
-        ("--dtype=int8", "--format=stablehlo stores float32, got int8; drop --dtype"),
-    ],
-)
-def test_what_stablehlo_cannot_hold(logdir, given, message, tmp_path):
-    pytest.importorskip("jax")
-    flags = (f"--logdir={logdir}", f"--output={tmp_path / 'x'}", "--format=stablehlo", given)
-    assert message in error_of("export", *flags)
     assert not list(tmp_path.iterdir())
 
 
@@ -74,12 +54,6 @@ def test_a_report_without_lines_of_the_exported_pairs_is_refused_before_the_expo
     with pytest.raises(ValueError, match=message):
         export.main()
     assert not list(tmp_path.iterdir())
-
-
-def test_without_jax_the_message_names_the_cure(monkeypatch, tmp_path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
-        StableHLO().check(None, tmp_path, None)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,6 @@ def test_texts_of_something_else_are_left_alone(tmp_path):
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("notes.txt", "mine")]
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(999, "999"), (1_000, "1K"), (617_946_677_248, "618B"), (10**12, "1T")],
-)
-def test_counts_are_short(count, text):
-    assert models.format_count(count) == text
-
-
 def test_the_list_as_text_and_as_json():
     lines = succeed("models").stdout.splitlines()
     assert lines[0].split() == ["model", "weights", "description"]

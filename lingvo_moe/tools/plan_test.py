@@ -21,7 +21,6 @@ MODEL = (
             ("--search", "--devices=8", "--max_sent_gb=nan"),
             "--max_sent_gb=nan is not a number; give one.",
         ),
-        (("--compile=v5p:2x2x2", "--hardware=tpu_v3"), "is for tpu_v5p, and --hardware=tpu_v3 is"),
     ],
 )
 def test_errors_in_one_line(flags, message):

@@ -47,12 +47,6 @@ def test_a_file_of_calibrate(monkeypatch, tmp_path):
     assert found.bandwidth[0, 3] == 4e9
 
 
-def test_unknown_hardware_is_refused_at_the_start(monkeypatch):
-    monkeypatch.setattr(rebalancing, "FLAGS", types.SimpleNamespace(hardware="h1000"))
-    with pytest.raises(ValueError, match="Unknown hardware 'h1000'; choose one of tpu_v3, "):
-        rebalancing.check_flags()
-
-
 def test_what_was_measured(monkeypatch):
     """A millisecond for 100 tokens and two for 200."""
     machines = []
@@ -81,16 +75,9 @@ def test_what_was_measured(monkeypatch):
     assert machines == [{"model_dim": 128, "hidden_dim": 512, "dtype": "float32"}]
 
 
-@pytest.mark.parametrize("flags", [{"runtime": "local"}, {"runtime": "spmd", "process_count": 2}])
+@pytest.mark.parametrize("flags", [{"runtime": "local"}])
 def test_where_nothing_can_be_measured(monkeypatch, flags):
     with pytest.raises(
         ValueError, match=r"needs --runtime=spmd in one process, .* give one of tpu"
     ):
         cost(monkeypatch, hardware="measured", **flags)
-
-
-def test_another_number_of_devices(monkeypatch):
-    machine = types.SimpleNamespace(devices=(None,) * 2)
-    monkeypatch.setattr(profile, "Machine", lambda **shape: machine)
-    with pytest.raises(ValueError, match="has devices=4, and 2 devices can be measured"):
-        cost(monkeypatch, hardware="measured", runtime="spmd")

@@ -176,16 +176,6 @@ def test_the_share_of_changed_examples_and_resuming(dataset):
             assert all(np.array_equal(found[name], batch[name]) for name in batch)
 
 
-def test_what_would_not_fit_a_row_stays_as_it_is(dataset):
-    longest = max(len(dataset.example("train", dataset.pairs[0], i).source) for i in range(40))
-    params = InputParams(
-        batch_size=2, source_length=longest, target_length=80, modifiers=(Merging(share=1.0),)
-    )
-    batches = TrainInput(dataset, params, seed=1)
-    assert set(_texts(dataset, batches.next_batch())) <= set(TEXTS)
-    assert batches.skipped == 0
-
-
 def test_a_changed_example_fits_a_row_with_the_tag_of_its_corpus(dataset):
     def read(tag, length):
         stream = Stream("bt", dataset, dataset.pairs[0], 0, 1, tag)
@@ -202,10 +192,6 @@ def test_a_changed_example_fits_a_row_with_the_tag_of_its_corpus(dataset):
     ("text", "message"),
     [
         ("(Typos(rate=2),)", r"rate must be in \[0, 1\], got 2"),
-        ("(Subwords(share=2),)", r"share must be in \[0, 1\], got 2"),
-        ("(Casing(style='big'),)", r"style must be in \('upper', 'lower', 'title'\), got 'big'"),
-        ("(Merging(most=1),)", "most must be >= 2, got 1"),
-        ("(Typo(),)", r"'Typo\(\)' is not of type .*Typos"),
     ],
 )
 def test_bad_params(text, message):
