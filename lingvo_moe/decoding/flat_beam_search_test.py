@@ -1,12 +1,15 @@
 import dataclasses
 import math
 import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
+from lingvo_moe.core.plugins import import_plugins
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.decoding.choices import best_choices
@@ -14,8 +17,9 @@ from lingvo_moe.decoding.flat_beam_search import search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.decoding.sampling import Sampling
+from lingvo_moe.layers.attention import MultiHead
 from lingvo_moe.layers.norm import LayerNorm
-from lingvo_moe.layers.position import Sinusoidal
+from lingvo_moe.layers.position import Rotary, Sinusoidal
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.testing.slow_search import (
     assert_same,
@@ -260,16 +264,25 @@ def test_an_empty_batch_has_no_translations():
     assert output.ids.shape[0] == output.scores.shape[0] == 0
 
 
-@pytest.mark.parametrize("fairseq", [False, True])
-def test_steps_score_like_teacher_forcing(fairseq):
+FAIRSEQ = {"norm": LayerNorm(), "position": Sinusoidal(first=2), "use_bias": True}
+FAIRSEQ |= {"scale_embedding": True, "scale_attention": True, "decoder_num_heads": 4}
+LAYERS = {
+    "default": {},
+    "fairseq": FAIRSEQ,
+    "grouped": {"attention": MultiHead(key_heads=2), "num_heads": 4, "use_bias": True},
+    "rotary": {"position": Rotary(base=100.0), "attention": MultiHead(key_heads=1)},
+}
+
+
+@pytest.mark.parametrize("layers", [*LAYERS.values(), "an example"], ids=[*LAYERS, "own"])
+def test_steps_score_like_teacher_forcing(layers, fresh_plugins):
     # Three hypotheses of each of two sentences, written beside each other into one cache.
     model, theta = tiny().model, tiny().theta
-    if fairseq:
-        layers = {"norm": LayerNorm(), "position": Sinusoidal(first=2), "use_bias": True}
-        scales = {"scale_embedding": True, "scale_attention": True, "decoder_num_heads": 4}
-        model = dataclasses.replace(
-            model, params=dataclasses.replace(model.params, **layers, **scales)
-        )
+    if layers == "an example":
+        import_plugins([str(Path(__file__).parents[2] / "examples" / "own_attention.py")])
+        layers = {"attention": sys.modules["own_attention"].SoftCap(cap=0.5)}
+    if layers:
+        model = dataclasses.replace(model, params=dataclasses.replace(model.params, **layers))
         noise = np.random.default_rng(3)
         theta = init_theta(model.weights(), 0).map(
             lambda w: w + noise.normal(size=w.shape, scale=0.1).astype(np.float32)

@@ -24,8 +24,12 @@ _NUMBERS = {
     "length_offset": np.int32,
     "min_length": np.int32,
 }
-_OF_SAMPLING = dict.fromkeys(("temperature", "top_p"), np.float32)
-_OF_SAMPLING |= dict.fromkeys(("seed", "top_k"), np.int32)
+_OF_SAMPLING = {
+    "temperature": np.float32,
+    "top_p": np.float32,
+    "seed": np.int32,
+    "top_k": np.int32,
+}
 # Fields that are inputs of an exported graph, so that one graph serves all requests.
 _SEARCH_NUMBERS = _NUMBERS | dict.fromkeys(("beam_size", "n_best", "no_repeat_ngram"), np.int32)
 OWN = -1  # as an option of an export: the number of the target language

@@ -1,16 +1,18 @@
 """Multi-head attention.
 
-B batch, T query length, L key length, N heads, D size of one head, A all heads (N·D), M model,
-K hypotheses of a sentence, C caches with P positions, each of Q hypotheses.
+B batch, T query length, L key length, N heads, n heads of keys and values, D size of one head, A
+all heads (N·D), a those of keys (n·D), M model, K hypotheses of a sentence, C caches with P
+positions, each of Q hypotheses.
 """
 
+import abc
 import dataclasses
-import math
-from typing import NamedTuple
+import itertools
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import PositiveInt, Rate
+from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.core.layer import (
     Context,
     Layer,
@@ -21,6 +23,9 @@ from lingvo_moe.core.layer import (
     dropout,
 )
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.smart_cond import size_of
+from lingvo_moe.layers.position import Position, Unordered
+from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
@@ -40,10 +45,15 @@ class KeysValues(NamedTuple):
 class Attention(Layer):
     """Dot-product attention with N heads (Vaswani et al. 2017).
 
+    Each head of keys and values serves N/n heads of queries (Ainslie et al. 2023, arXiv
+    2305.13245); the N heads are in order of those that they share.
+
     Attributes:
         model_dim: M.
         num_heads: N.
         head_dim: D.
+        num_key_heads: n; None for N.
+        position: what self-attention does to queries and keys at their positions.
         dropout_rate: on the attention probabilities.
         use_bias: whether the four projections add biases.
         scaled: whether the logits are scaled by 1/√D; otherwise the initial queries are.
@@ -52,23 +62,42 @@ class Attention(Layer):
     model_dim: PositiveInt
     num_heads: PositiveInt
     head_dim: PositiveInt
+    num_key_heads: PositiveInt | None = None
+    position: Position = Unordered()
     dropout_rate: Rate = 0.0
     use_bias: bool = False
     scaled: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_heads % self.key_heads:
+            raise ValueError(
+                f"Heads of keys must divide the {self.num_heads} heads, got {self.key_heads}."
+            )
+
+    @property
+    def key_heads(self) -> int:
+        """n."""
+        return self.num_key_heads or self.num_heads
 
     @property
     def width(self) -> int:
         """A."""
         return self.num_heads * self.head_dim
 
+    @property
+    def key_width(self) -> int:
+        """a."""
+        return self.key_heads * self.head_dim
+
     def weights(self):
-        """Theta: query, key, value [M, A] and output [A, M]; with biases `query_bias` [A] …."""
+        """Theta: query [M, A], key, value [M, a], output [A, M]; biases `query_bias` [A] …."""
         m, a = self.model_dim, self.width
         query_stddev = (m if self.scaled else m * self.head_dim) ** -0.5
         weights = NestedMap(
             query=WeightSpec((m, a), Normal(query_stddev), "MA"),
-            key=WeightSpec((m, a), Normal(m**-0.5), "MA"),
-            value=WeightSpec((m, a), Normal(m**-0.5), "MA"),
+            key=WeightSpec((m, self.key_width), Normal(m**-0.5), "MA"),
+            value=WeightSpec((m, self.key_width), Normal(m**-0.5), "MA"),
             output=WeightSpec((a, m), Normal(a**-0.5), "AM"),
         )
         return NestedMap(weights | biases(weights)) if self.use_bias else weights
@@ -80,6 +109,7 @@ class Attention(Layer):
         memory: tf.Tensor,
         bias: tf.Tensor,
         context: Context,
+        tokens: Tokens | None = None,
     ) -> tf.Tensor:
         """Attends from inputs to memory.
 
@@ -89,24 +119,36 @@ class Attention(Layer):
             memory: [B, L, M]; inputs themselves for self-attention.
             bias: float32, broadcasts to [B, N, T, L]; FORBIDDEN for masked positions.
             context: mode and randomness.
+            tokens: [B, T] of self-attention, for its positions.
 
         Returns:
             [B, T, M].
         """
-        if memory is inputs:
+        if memory is inputs and self.key_heads == self.num_heads:
             queries, keys, values = self._heads(inputs, theta, ["query", "key", "value"], "BNTD")
         else:
             (queries,) = self._heads(inputs, theta, ["query"], "BNTD")
             keys, values = self._heads(memory, theta, ["key", "value"], "BNLD")
+        if memory is inputs and tokens:
+            queries, keys = (self.position.place(x, tokens.positions) for x in (queries, keys))
         queries = self._scale(queries)
         return self._mix(theta, queries, KeysValues(keys, values), bias, context)
 
+    def probabilities(self, logits: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+        """What queries attend to, float32 [B, N, T, L]: the same in training and decoding.
+
+        Args:
+            logits: [B, N, T, L], products of queries and keys.
+            bias: float32, broadcasts to them.
+        """
+        return tf.nn.softmax(tf.cast(logits, tf.float32) + bias)
+
     def lay_out(self, theta: NestedMap) -> NestedMap:
-        """The weights for `step`: query_key_value [M, 3·A] and output [A, M], and their biases."""
+        """The weights for `step`: query_key_value [M, A + 2·a], output [A, M], and biases."""
         return self._side_by_side(theta, ["query", "key", "value"], ["output"])
 
     def lay_out_for_memory(self, theta: NestedMap) -> NestedMap:
-        """The same for `project` and `attend`: query, key_value [M, 2·A] and output [A, M]."""
+        """The same for `project` and `attend`: query, key_value [M, 2·a], output [A, M]."""
         return self._side_by_side(theta, ["query"], ["key", "value"], ["output"])
 
     def _side_by_side(self, theta, *groups):
@@ -123,7 +165,7 @@ class Attention(Layer):
         return laid_out
 
     def project(self, laid_out: NestedMap, memory: tf.Tensor) -> KeysValues:
-        """The keys [B, N, D, L] and values [B, N, L, D] of memory [B, L, M], for `attend`."""
+        """The keys [B, n, D, L] and values [B, n, L, D] of memory [B, L, M], for `attend`."""
         rows = tf.reshape(memory, [-1, self.model_dim])
         keys, values = self._step_heads(rows, laid_out, "key_value", tf.shape(memory)[1])
         return KeysValues(tf.transpose(keys, [0, 1, 3, 2]), values)
@@ -144,7 +186,8 @@ class Attention(Layer):
             [B·K, M], and the probabilities [B, N, K, L].
         """
         (queries,) = self._step_heads(inputs, laid_out, "query", beam)
-        return self._mix_rows(laid_out, tf.matmul(queries, memory.keys), memory.values, bias)
+        logits = self._by_query(tf.matmul(self._by_key(queries), memory.keys), beam)
+        return self._mix_rows(laid_out, logits, memory.values, bias)
 
     def step(
         self,
@@ -160,7 +203,7 @@ class Attention(Layer):
         Args:
             laid_out: of `lay_out`.
             inputs: [C·Q, M].
-            cache: keys and values of all earlier steps, [C, N, P, D].
+            cache: keys and values of all earlier steps, [C, n, P, D].
             bias: float32, broadcasts to [C, N, Q, P].
             start: int32 [], the first of the Q positions for the new keys and values.
             sharing: Q.
@@ -168,38 +211,58 @@ class Attention(Layer):
         Returns:
             [C·Q, M], and the cache with the new keys and values.
         """
-        queries, *new = self._step_heads(inputs, laid_out, "query_key_value", sharing)
+        queries, keys, values = self._step_heads(inputs, laid_out, "query_key_value", sharing)
+        queries, keys = (self.position.place(x, start // sharing) for x in (queries, keys))
         cache = KeysValues(
-            *(write_cache(old, part, start) for old, part in zip(cache, new, strict=True))
+            write_cache(cache.keys, keys, start), write_cache(cache.values, values, start)
         )
-        logits = tf.matmul(queries, cache.keys, transpose_b=True)
+        logits = tf.matmul(self._by_key(queries), cache.keys, transpose_b=True)
+        logits = self._by_query(logits, sharing)
         return self._mix_rows(laid_out, logits, cache.values, bias)[0], cache
 
     def _step_heads(self, rows, laid_out, name, length):
-        """rows [B·T, M] times concatenated weights [M, A]: [B, N, T, D] for each weight."""
+        """rows [B·T, M] times weights side by side: [B, N or n, T, D] for each weight."""
         projected = _project(rows, laid_out, name)
         heads = tf.reshape(
             projected, [-1, length, projected.shape[-1] // self.head_dim, self.head_dim]
         )
         # tf.stack instead of a transpose, which is several times slower with oneDNN.
         each = tf.unstack(heads, axis=2)
-        starts = range(0, len(each), self.num_heads)
-        stacks = (tf.stack(each[start : start + self.num_heads], axis=1) for start in starts)
-        return [annotate(stack, "BNTD") for stack in stacks]
+        counts = [self.num_heads if one == "query" else self.key_heads for one in name.split("_")]
+        ends = list(itertools.accumulate(counts))
+        parts = (each[end - count : end] for count, end in zip(counts, ends, strict=True))
+        return [annotate(tf.stack(part, axis=1), "BNTD") for part in parts]
+
+    def _by_key(self, heads):
+        """[B, N, T, …] as [B, n, (N/n)·T, …]: the queries of each head of keys."""
+        return self._regrouped(heads, self.key_heads, -1)
+
+    def _by_query(self, heads, length):
+        """The inverse, for queries of this length."""
+        return self._regrouped(heads, self.num_heads, length)
+
+    def _regrouped(self, heads, count, length):
+        if self.key_heads == self.num_heads:
+            return heads
+        return tf.reshape(heads, [tf.shape(heads)[0], count, length, size_of(heads, 3)])
 
     def _mix_rows(self, laid_out, logits, values, bias):
-        """[B·T, M] and probabilities, of logits [B, N, T, L] and values [B, N, L, D]."""
-        probs = tf.cast(tf.nn.softmax(tf.cast(logits, tf.float32) + bias), values.dtype)
-        each = tf.unstack(tf.matmul(probs, values), self.num_heads, axis=1)
+        """[B·T, M] and probabilities, of logits [B, N, T, L] and values [B, n, L, D]."""
+        probs = tf.cast(self.probabilities(logits, bias), values.dtype)
+        mixed = self._by_query(tf.matmul(self._by_key(probs), values), size_of(logits, 2))
+        each = tf.unstack(mixed, self.num_heads, axis=1)
         rows = tf.reshape(tf.stack(each, axis=2), [-1, laid_out.output.shape[0]])
         return _project(rows, laid_out, "output"), probs
 
     def _mix(self, theta, queries, memory, bias, context):
         """[B, T, M], of queries [B, N, T, D]."""
-        logits = tf.cast(tf.matmul(queries, memory.keys, transpose_b=True), tf.float32)
-        probs = tf.cast(tf.nn.softmax(logits + bias), queries.dtype)
+        length = size_of(queries, 2)
+        logits = tf.matmul(self._by_key(queries), memory.keys, transpose_b=True)
+        probs = self.probabilities(self._by_query(logits, length), bias)
+        probs = tf.cast(probs, queries.dtype)
         probs = dropout(annotate(probs, "BNTL"), self.dropout_rate, context)
-        mixed = tf.transpose(tf.matmul(probs, memory.values), [0, 2, 1, 3])
+        mixed = self._by_query(tf.matmul(self._by_key(probs), memory.values), length)
+        mixed = tf.transpose(mixed, [0, 2, 1, 3])
         mixed = tf.reshape(
             mixed, tf.concat([tf.shape(mixed)[:2], [theta.output.shape[-2]]], axis=0)
         )
@@ -213,17 +276,46 @@ class Attention(Layer):
         return queries * tf.cast(self.head_dim**-0.5, queries.dtype) if self.scaled else queries
 
     def _heads(self, inputs, theta, names, dims):
-        """inputs [B, T, M] times each of the weights [M, A] in one product: [B, N, T, D] each."""
+        """inputs [B, T, M] times weights of one size in one product: [B, N or n, T, D] each."""
         # keeps the sharding of A, unlike a concatenation.
         stacked = tf.stack([theta[name] for name in names], axis=-2)
         projected = copies.einsum("BTM,MKA->BTKA", inputs, stacked)
         if self.use_bias:
             stacked = tf.stack([theta[bias_of(name)] for name in names], axis=-2)
             projected += copies.per_row(stacked, 2, projected)
-        heads = [len(names), self.num_heads, self.head_dim]
+        heads = [len(names), stacked.shape[-1] // self.head_dim, self.head_dim]
         projected = tf.reshape(projected, tf.concat([tf.shape(inputs)[:2], heads], axis=0))
         by_weight = tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]))
         return [annotate(heads, dims) for heads in by_weight]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionParams(Params, abc.ABC):
+    """The kind of attention of a model's layers: a policy."""
+
+    @abc.abstractmethod
+    def layer(self, **sizes: Any) -> Attention:
+        """The layer.
+
+        Args:
+            **sizes: model_dim, num_heads, head_dim, position, dropout_rate, use_bias and scaled of
+                `Attention`.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultiHead(AttentionParams):
+    """`Attention` as it is.
+
+    Attributes:
+        key_heads: n, heads of keys and values, each for several heads of queries: grouped-query
+            attention, with smaller caches. None for as many as there are heads.
+    """
+
+    key_heads: PositiveInt | None = None
+
+    def layer(self, **sizes):
+        return Attention(num_key_heads=self.key_heads, **sizes)
 
 
 def _project(rows, laid_out, name):
@@ -234,63 +326,6 @@ def _project(rows, laid_out, name):
 
 def _concat(weights):
     return tf.concat(weights, axis=-1) if len(weights) > 1 else weights[0]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RelativeBias(Layer):
-    """A learned bias for each head and bucketed distance (Raffel et al. 2020, section 2.1).
-
-    Half of the buckets of a direction are for one distance each; the width of the others grows
-    logarithmically up to max_distance. All larger distances are in the last bucket.
-
-    Attributes:
-        num_heads: N.
-        bidirectional: whether keys after the query have separate buckets.
-        num_buckets: number of buckets of both directions.
-        max_distance: start of the last bucket.
-    """
-
-    num_heads: PositiveInt
-    bidirectional: bool
-    num_buckets: PositiveInt = 32
-    max_distance: PositiveInt = 128
-
-    def weights(self):
-        """Theta: bias [num_buckets, N]."""
-        return NestedMap(bias=WeightSpec((self.num_buckets, self.num_heads), Normal(0.1), "KN"))
-
-    def fprop(self, theta: NestedMap, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """The bias float32 [N, T, L] for query positions int32 [T] and key positions int32 [L].
-
-        [D, N, T, L] of a bias with D copies (sharding/copies.py).
-        """
-        buckets = self.bucket(key[None, :] - query[:, None])
-        by_pair = tf.gather(tf.cast(theta.bias, tf.float32), buckets, axis=-2)
-        return tf.einsum("...TLN->...NTL", by_pair)
-
-    def by_distance(self, theta: NestedMap) -> tf.Tensor:
-        """float32 [N, max_distance + 1]: the bias of keys 0, 1, … before the query.
-
-        Keys further away have the bias of max_distance.
-        """
-        furthest = tf.constant([self.max_distance])
-        return self.fprop(theta, furthest, tf.range(self.max_distance, -1, -1))[:, 0]
-
-    def bucket(self, offset: tf.Tensor) -> tf.Tensor:
-        """The bucket of each offset (key position - query position), int32, same shape."""
-        buckets, first = self.num_buckets, tf.zeros_like(offset)
-        if self.bidirectional:
-            buckets //= 2
-            first = tf.where(offset > 0, buckets, 0)
-        else:
-            offset = tf.minimum(offset, 0)
-        distance = tf.abs(offset)
-        exact = buckets // 2
-        # Distances below `exact` use the other branch; the maximum only avoids log(0).
-        ratio = tf.cast(tf.maximum(distance, exact), tf.float32) / exact
-        scale = (buckets - exact) / math.log(self.max_distance / exact)
-        wide = exact + tf.cast(tf.math.log(ratio) * scale, tf.int32)
-        return first + tf.where(distance < exact, distance, tf.minimum(wide, buckets - 1))
 
 
 def segment_bias(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:

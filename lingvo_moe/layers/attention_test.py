@@ -5,7 +5,8 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.attention import Attention, RelativeBias, causal_bias, segment_bias
+from lingvo_moe.layers.attention import Attention, causal_bias, segment_bias
+from lingvo_moe.layers.position import RelativeBias
 
 MODEL, HEADS, DIM = 6, 2, 4
 LAYER = Attention(model_dim=MODEL, num_heads=HEADS, head_dim=DIM)
@@ -54,6 +55,26 @@ def test_biases_and_scaled_logits_equal_keras():
     for keys in (memory, inputs):
         outputs = layer.fprop(NestedMap(weights), inputs, keys, tf.zeros([]), EVALUATION)
         np.testing.assert_allclose(outputs, keras_layer(inputs, keys), atol=1e-5)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_heads_that_share_keys_equal_keras(key_heads):
+    sizes = {"model_dim": MODEL, "num_heads": 4, "head_dim": DIM, "num_key_heads": key_heads}
+    layer = Attention(scaled=True, **sizes)
+    keras_layer = keras.layers.GroupQueryAttention(DIM, 4, key_heads, use_bias=False)
+    inputs, memory = random(2, 5, MODEL), random(2, 7, MODEL, seed=1)
+    keras_layer.build(inputs.shape, memory.shape)
+    weights = {name: random(*spec.shape) for name, spec in layer.weights().items()}
+    in_heads = [tf.reshape(weights[n], [MODEL, -1, DIM]) for n in ("query", "key", "value")]
+    keras_layer.set_weights([*in_heads, tf.reshape(weights["output"], [4, DIM, MODEL])])
+    for keys in (memory, inputs):
+        outputs = layer.fprop(NestedMap(weights), inputs, keys, tf.zeros([]), EVALUATION)
+        np.testing.assert_allclose(outputs, keras_layer(inputs, keys), atol=1e-5)
+
+
+def test_heads_of_keys_divide_the_heads():
+    with pytest.raises(ValueError, match="divide the 4 heads, got 3"):
+        Attention(model_dim=MODEL, num_heads=4, head_dim=DIM, num_key_heads=3)
 
 
 def test_attends_where_the_bias_points():

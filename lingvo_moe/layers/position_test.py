@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.layers.position import Relative, Sinusoidal, positions_in_sentences
+from lingvo_moe.layers.position import Relative, Rotary, Sinusoidal
 from lingvo_moe.layers.tokens import Tokens
 
 
@@ -29,7 +29,7 @@ def test_every_element_by_its_formula(size):
 
 def test_positions_start_anew_with_every_sentence():
     segments = tf.constant([[1, 1, 1, 2, 2, 0], [1, 0, 0, 0, 0, 0]])
-    positions = positions_in_sentences(Tokens(segments, segments))
+    positions = Tokens(segments, segments).positions
     np.testing.assert_array_equal(positions[:, :5], [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
 
 
@@ -39,3 +39,16 @@ def test_absolute_positions_have_no_bias_and_relative_ones_no_encoding():
     inputs = tf.ones([1, 2, 4], tf.bfloat16)
     assert Relative().encode(inputs, tf.range(2)) is inputs
     assert Sinusoidal().encode(inputs, tf.range(2)).dtype == tf.bfloat16
+
+
+def test_rotary_turns_pairs_as_complex_numbers():
+    heads = np.random.default_rng(0).normal(size=[2, 3, 4, 7])
+    positions = np.array([[0, 1, 2, 0], [0, 1, 2, 3]], np.int32)
+    placed = Rotary(base=100.0).place(tf.constant(heads, tf.float32), tf.constant(positions))
+    turns = np.exp(1j * positions[:, None, :, None] * 100.0 ** (-np.arange(3) / 3))
+    expected = (heads[..., :3] + 1j * heads[..., 3:6]) * turns
+    np.testing.assert_allclose(placed[..., :3], expected.real, atol=1e-5)
+    np.testing.assert_allclose(placed[..., 3:6], expected.imag, atol=1e-5)
+    np.testing.assert_array_equal(placed[..., 6:], heads[..., 6:].astype(np.float32))
+    one = Rotary(base=100.0).place(tf.constant(heads, tf.float32), tf.constant(3))
+    np.testing.assert_allclose(one[1, :, 3], placed[1, :, 3], atol=1e-5)

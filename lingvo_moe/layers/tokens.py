@@ -23,3 +23,11 @@ class Tokens(NamedTuple):
     def mask(self) -> tf.Tensor:
         """bool [B, T], false for padding."""
         return tf.not_equal(self.segments, 0)
+
+    @property
+    def positions(self) -> tf.Tensor:
+        """int32 [B, T]: the index of each token in its sentence, from 0; rows may be packed."""
+        place = tf.range(tf.shape(self.segments)[1])
+        before = place[None, :] < place[:, None]
+        same = tf.equal(self.segments[:, :, None], self.segments[:, None, :])
+        return tf.reduce_sum(tf.cast(same & before, tf.int32), axis=-1)

@@ -17,12 +17,11 @@ from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.layers.attention import (
     FORBIDDEN,
     KeysValues,
-    RelativeBias,
     causal_bias,
     segment_bias,
 )
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.position import positions_in_sentences
+from lingvo_moe.layers.position import RelativeBias
 from lingvo_moe.layers.remat import rematerialized, stop_gradients
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.tokens import Tokens
@@ -115,7 +114,7 @@ class Stack(Layer):
             memory_segments: int32 [B, L] (decoder only).
         """
         x = self.embedding.lookup(theta.embedding, tokens.ids)
-        x = annotate(self.params.position.encode(x, positions_in_sentences(tokens)), "BTM")
+        x = annotate(self.params.position.encode(x, tokens.positions), "BTM")
         x = dropout(x, self.params.dropout_rate, context.fold("embedding"))
         segments, length = tokens.segments, tf.shape(tokens.ids)[1]
         bias = segment_bias(segments, segments)
@@ -362,15 +361,15 @@ class Transformer(Layer):
         return source
 
     def empty_caches(self, lengths: tf.Tensor, positions: int | tf.Tensor, dtype: tf.DType):
-        """Caches [C, N, P, D] of zeros for each decoder layer, to be filled by `step`.
+        """Caches [C, n, P, D] of zeros for each decoder layer, to be filled by `step`.
 
         Args:
             lengths: int32 [C], of the sentence of each cache.
             positions: P.
             dtype: of the caches.
         """
-        params = self.params.of_decoder()
-        shape = [tf.shape(lengths)[0], params.num_heads, positions, params.head_dim]
+        attention = self.params.of_decoder().attention_layer
+        shape = [tf.shape(lengths)[0], attention.key_heads, positions, attention.head_dim]
         zeros = runtime_zeros(shape, dtype, tf.reduce_sum(lengths))
         return {name: KeysValues(zeros, zeros) for name in self.decoder.layers}
 
@@ -393,7 +392,7 @@ class Transformer(Layer):
             token_ids: int32 [B, K], the newest token of each hypothesis; PAD if the hypothesis is
                 dead, so that it takes no expert's capacity.
             step: int32 [], its position t.
-            caches: layer -> keys and values [C, N, P, D], P = steps · Q.
+            caches: layer -> keys and values [C, n, P, D], P = steps · Q.
             visible: bool [C, Q, P], the positions of the tokens of each hypothesis, with the
                 newest.
             source: from `encode`.

@@ -14,7 +14,7 @@ from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.smart_cond import size_of
 from lingvo_moe.layers.activation import Activation, ReLU
-from lingvo_moe.layers.attention import Attention, KeysValues
+from lingvo_moe.layers.attention import Attention, AttentionParams, KeysValues, MultiHead
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.norm import Norm, RMSNorm
@@ -40,6 +40,7 @@ class TransformerParams(Params):
         shared_embedding: one table for both sides, which needs a joint vocabulary.
         activation: of the feed-forward layers, and of experts without moe.activation.
         norm: in front of each branch, and after the last layer.
+        attention: the kind of attention, in encoder and decoder.
         position: how the order of tokens is known.
         use_bias: whether projections of attention, feed-forward layers and experts add biases.
         scale_embedding: whether embeddings are multiplied by √M when they are looked up (Vaswani et
@@ -71,6 +72,7 @@ class TransformerParams(Params):
     shared_embedding: bool = False
     activation: Activation = ReLU()
     norm: Norm = RMSNorm()
+    attention: AttentionParams = MultiHead()
     position: Position = Relative()
     use_bias: bool = False
     scale_embedding: bool = False
@@ -94,6 +96,19 @@ class TransformerParams(Params):
             hidden_dim=self.decoder_hidden_dim or self.hidden_dim,
             num_heads=self.decoder_num_heads or self.num_heads,
             head_dim=self.decoder_head_dim or self.head_dim,
+        )
+
+    @property
+    def attention_layer(self) -> Attention:
+        """The attention of each layer."""
+        return self.attention.layer(
+            model_dim=self.model_dim,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            position=self.position,
+            dropout_rate=self.dropout_rate,
+            use_bias=self.use_bias,
+            scaled=self.scale_attention,
         )
 
     @property
@@ -135,15 +150,7 @@ class TransformerLayer(Layer):
     @property
     def attention(self) -> Attention:
         """The layer of both self-attention and attention to the source, with different theta."""
-        p = self.params
-        return Attention(
-            model_dim=p.model_dim,
-            num_heads=p.num_heads,
-            head_dim=p.head_dim,
-            dropout_rate=p.dropout_rate,
-            use_bias=p.use_bias,
-            scaled=p.scale_attention,
-        )
+        return self.params.attention_layer
 
     @property
     def feed_forward(self) -> FeedForward | MoE:
@@ -200,9 +207,11 @@ class TransformerLayer(Layer):
             memory: [B, L, M], the encoder's outputs (decoder only).
             memory_bias: float32, broadcasts to [B, N, T, L] (decoder only).
         """
-        x = self._attention_branch("self_attention", theta, inputs, None, bias, context)
+        x = self._attention_branch("self_attention", theta, inputs, None, bias, context, tokens)
         if self.is_decoder:
-            x = self._attention_branch("cross_attention", theta, x, memory, memory_bias, context)
+            x = self._attention_branch(
+                "cross_attention", theta, x, memory, memory_bias, context, tokens
+            )
         return self._feed_forward_branch(theta, x, tokens, context)
 
     def lay_out(self, theta: NestedMap) -> NestedMap:
@@ -229,9 +238,9 @@ class TransformerLayer(Layer):
         Args:
             laid_out: of `lay_out`.
             inputs: [B·K, M].
-            cache: keys and values of all earlier steps, [C, N, P, D].
+            cache: keys and values of all earlier steps, [C, n, P, D].
             bias: float32 [C, N or 1, Q, P].
-            memory: the source's keys and values, [B, N, L, D].
+            memory: the source's keys and values, of `Attention.project`.
             memory_bias: float32 [B, 1, 1, L].
             start: int32 [], the first of the Q positions for the new keys and values.
             tokens: [B, K], their ids, segments and tasks.
@@ -257,11 +266,11 @@ class TransformerLayer(Layer):
             x = layer.fprop(laid_out.feed_forward, x)
         return y + x, cache, attention
 
-    def _attention_branch(self, name, theta, inputs, memory, bias, context):
+    def _attention_branch(self, name, theta, inputs, memory, bias, context, tokens):
         context = context.fold(name)
         x = self.params.norm.fprop(theta.norms[name], inputs)
         memory = x if memory is None else memory
-        x = self.attention.fprop(theta[name], x, memory, bias, context.fold("probs"))
+        x = self.attention.fprop(theta[name], x, memory, bias, context.fold("probs"), tokens)
         return inputs + dropout(x, self.params.dropout_rate, context)
 
     def _feed_forward_branch(self, theta, inputs, tokens, context):

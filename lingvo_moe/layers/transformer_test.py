@@ -8,9 +8,10 @@ from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.core.tokens import PAD
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import GELU, SwiGLU
+from lingvo_moe.layers.attention import MultiHead
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.norm import LayerNorm
-from lingvo_moe.layers.position import Sinusoidal
+from lingvo_moe.layers.position import Rotary, Sinusoidal
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
@@ -50,6 +51,8 @@ FAIRSEQ = transformer(
     decoder_head_dim=5,
 )
 
+MODERN = transformer(position=Rotary(), attention=MultiHead(key_heads=1))
+
 
 def random_theta(model):
     """Weights with biases other than 0."""
@@ -60,8 +63,8 @@ def random_theta(model):
 
 MODELS = pytest.mark.parametrize(
     ("model", "theta"),
-    [(MODEL, THETA), (FAIRSEQ, random_theta(FAIRSEQ))],
-    ids=["default", "fairseq"],
+    [(MODEL, THETA), *((one, random_theta(one)) for one in (FAIRSEQ, MODERN))],
+    ids=["default", "fairseq", "modern"],
 )
 
 

@@ -185,13 +185,15 @@ class _Counter:
                 yield from self._attention_exchanges(kind, kind.memory_length)
 
     def _attention(self, kind, keys):
-        n, m, a = self.tokens(kind.length), self.m, kind.layer.attention.width / self.cut("A")
+        n, m, attention = self.tokens(kind.length), self.m, kind.layer.attention
+        a, of_keys = (w / self.cut("A") for w in (attention.width, attention.key_width))
         key_tokens = n * keys / kind.length
-        products = 2 * m * a * (2 * n + 2 * key_tokens) + 2 * 2 * n * keys * a
+        products = 2 * m * (2 * n * a + 2 * key_tokens * of_keys) + 2 * 2 * n * keys * a
         scores = n * kind.layer.params.num_heads / self.cut("N") * keys
         # Weights, inputs, outputs and heads once each; scores three times: product, softmax,
         # dropout.
-        traffic = FLOAT32 * 4 * m * a + self.item * (2 * n * m + 2 * (n + key_tokens) * a)
+        traffic = FLOAT32 * 2 * m * (a + of_keys)
+        traffic += self.item * (2 * n * m + 2 * n * a + 2 * key_tokens * of_keys)
         traffic += FLOAT32 * 3 * scores
         return self._work("attention", kind.count, products, traffic)
 
@@ -209,11 +211,12 @@ class _Counter:
 
     def _kept_by_heads(self, kind):
         n, heads = self.tokens(kind.length), kind.layer.params.num_heads / self.cut("N")
-        total = 0.0
+        attention, total = kind.layer.attention, 0.0
+        width = 2 * (attention.width + attention.key_width) / self.cut("A")
         for keys in (kind.length, kind.memory_length):
             if keys:
                 # The norm's output, queries, keys, values, mixed heads; probabilities and mask.
-                total += self.wire * n * (self.m + 4 * kind.layer.attention.width / self.cut("A"))
+                total += self.wire * n * (self.m + width)
                 total += n * heads * keys * (self.wire + 1)
                 total += self.item * n * self.m  # the residual stream
         return total

@@ -238,7 +238,8 @@ class Space:
         self.params, self.hardware = params, hardware
         self.blocks = ModelBlocks(params, hardware.wire_bytes[params.activation_dtype])
         model = params.model
-        self.heads = math.gcd(model.num_heads, model.of_decoder().num_heads)
+        sides = model, model.of_decoder()
+        self.heads = math.gcd(*(side.attention_layer.key_heads for side in sides))
 
     def meshes(self, devices: int) -> Iterator[Mesh]:
         """The meshes over which rows and experts can be split; without axes of size 1."""

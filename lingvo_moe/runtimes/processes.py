@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import distributed  # its key-value store has no public name
-from jax._src.clusters import ClusterEnv  # nor has its list of clusters
 from jax.experimental import multihost_utils
 
 from lingvo_moe.runtimes.roll_call import call_roll
@@ -66,12 +65,6 @@ def _wait_for_processes(coordinator, index, count):
     print(f"Waiting for the other processes at {where} …", file=sys.stderr, flush=True)
     if coordinator:
         call_roll(coordinator, index, count, _MEET_SECONDS)
-    elif not any(e.is_env_present() for e in ClusterEnv._cluster_types if not e.opt_in_only_method):
-        raise ValueError(
-            "--coordinator=auto finds no cluster here (Slurm, Open MPI, a TPU pod, or Kubernetes "
-            "with the Python package kubernetes); give --coordinator=HOST:PORT, --process_index "
-            "and --process_count."
-        )
     timer = threading.Timer(_MEET_SECONDS, _exit_unconnected, (where,))
     timer.start()
     try:
@@ -82,6 +75,14 @@ def _wait_for_processes(coordinator, index, count):
             initialization_timeout=2 * _MEET_SECONDS,
             heartbeat_timeout_seconds=_SILENCE_SECONDS,
         )
+    except ValueError as error:
+        if "coordinator_address should be" not in str(error):
+            raise
+        raise ValueError(
+            "--coordinator=auto finds no cluster here (Slurm, Open MPI, a TPU pod, or Kubernetes "
+            "with the Python package kubernetes); give --coordinator=HOST:PORT, --process_index "
+            "and --process_count."
+        ) from error
     finally:
         timer.cancel()
     if _has_all_gpus() and "JAX_LOCAL_DEVICE_IDS" not in os.environ:

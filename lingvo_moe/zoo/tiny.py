@@ -1,8 +1,11 @@
 """Models of the demo: trained in minutes on two cores, on the synthetic corpus."""
 
+from lingvo_moe.core.params import evolve
 from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.layers import position
+from lingvo_moe.layers.attention import MultiHead
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.tasks.params import TranslationParams
@@ -56,6 +59,24 @@ class MoE(_Tiny):
 @register
 class Dense(_Tiny):
     """The dense twin of tiny.MoE: each MoE layer is one feed-forward layer."""
+
+
+@register
+class Grouped(MoE):
+    """tiny.MoE with grouped-query attention: two heads of queries share keys and values."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return evolve(super().params(), "model.attention", MultiHead(key_heads=2))
+
+
+@register
+class Rotary(MoE):
+    """tiny.MoE with rotary positions instead of a learned bias."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return evolve(super().params(), "model.position", position.Rotary())
 
 
 @register

@@ -46,6 +46,7 @@ _DEFAULT_ALONE = (
     "decoder_hidden_dim",
     "decoder_num_heads",
     "decoder_head_dim",
+    "attention",
 )
 
 # Params of decoding that the client carries out.
