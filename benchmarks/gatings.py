@@ -77,9 +77,6 @@ POLICIES = {
     "`Switch()` of 7 experts, and one always on": _gating(
         "Switch()", 1.25, "model.moe.num_experts=7", "model.moe.always_on_experts=1"
     ),
-    "`TopK(k=2)`, `GatingDropout(rate=0.3, nodes=4)`": _top_2(
-        "", "model.moe.gating_dropout=GatingDropout(rate=0.3,nodes=4)"
-    ),
     "`finegrained.Tiny`: 8 of 32": Policy([_GROUPS], "finegrained.Tiny"),
     "`finegrained.TinyToday`: 6 of 30, two always on, DeepSeek-V3's router": Policy(
         [_GROUPS], "finegrained.TinyToday"

@@ -162,13 +162,13 @@ class _Exchange:
 
     def to_nodes(self, values, *queue):
         """[G, S, M] -> [N, G, C, M]: the values of sent tokens."""
-        slot, choice = slots_of(self.nodes, 1, self.room, *queue)
+        slot, choice = slots_of(self.nodes, self.room, *queue)
         rows = permute(tf.reshape(values, [-1, values.shape[-1]]), slot, choice)
         return tf.reshape(rows, [self.nodes, -1, self.room, values.shape[-1]])
 
     def places_to_nodes(self, places, *queue):
         """int32 [G, S, K, K] -> [N, G, C, K]."""
-        _, choice = slots_of(self.nodes, 1, self.room, *queue)
+        _, choice = slots_of(self.nodes, self.room, *queue)
         flat = tf.reshape(tf.cast(places, INDEX), [-1, places.shape[-1]])
         rows = tf.cast(gather_or_zero(flat, choice), tf.int32)
         return tf.reshape(rows, [self.nodes, -1, self.room, places.shape[-1]])
@@ -188,7 +188,7 @@ class _Exchange:
 
     def to_tokens(self, sums, *queue):
         """[N, G, C, M] -> [G, S, M]: the sum over nodes."""
-        slot, choice = slots_of(self.nodes, 1, self.room, *queue)
+        slot, choice = slots_of(self.nodes, self.room, *queue)
         ones = tf.cast(tf.reshape(queue[-1], slot.shape), tf.float32)
         outputs = combine(tf.reshape(sums, [-1, sums.shape[-1]]), ones, slot, choice)
         return tf.reshape(outputs, [*queue[0].shape[:2], sums.shape[-1]])

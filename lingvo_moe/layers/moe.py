@@ -23,9 +23,7 @@ from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.dispatch import Dispatcher, Gather, Ragged
 from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layers.gating_dropout import GatingDropout
 from lingvo_moe.layers.holding import EachOnce
-from lingvo_moe.layers.local_gather import check_nodes
 from lingvo_moe.layers.router import ByToken, Router, token_mean
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.sharding import copies
@@ -78,7 +76,6 @@ class MoEParams(Params):
         always_on_experts: n; a dense network with the hidden units of n experts is computed for
             every token, and its output is added to that of the chosen experts (Dai et al. 2024,
             DeepSeekMoE, arXiv 2401.06066, section 3.2).
-        gating_dropout: which training steps send no token to another node; None for none.
     """
 
     num_experts: PositiveInt
@@ -103,7 +100,6 @@ class MoEParams(Params):
     shared_gate_loss_weight: NonNegativeFloat = 0.0
     shared_gate_budget: Share = 0.8
     always_on_experts: NonNegativeInt = 0
-    gating_dropout: GatingDropout | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -131,9 +127,6 @@ class MoEParams(Params):
             )
         for dispatcher in (self.dispatcher, self.eval_dispatcher):
             dispatcher.check(self)
-            check_nodes(self.gating, dispatcher)
-        if self.gating_dropout:
-            self.gating_dropout.check(self)
 
     def of_decoder(self) -> "MoEParams":
         """The params of the decoder's layers."""
@@ -206,12 +199,10 @@ class MoE(Layer):
         `gating`, the policy's state; `shared`, the shared network; `shared_gate` [M], its gate.
 
         Raises:
-            ValueError: the policy cannot choose among so many experts, also in a local step.
+            ValueError: the policy cannot choose among so many experts.
         """
         p = self.params
         p.gating.check(p.num_experts)
-        if p.gating_dropout:
-            p.gating_dropout.gating(p.gating).check(p.num_experts)
         gate = p.router.weights(self.model_dim, p.num_experts).map(
             lambda spec: dataclasses.replace(spec, cast=False)  # see Router.weights
         )

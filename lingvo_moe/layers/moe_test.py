@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
-from lingvo_moe.gatings.on_node import OnNode
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.fitted import Fitted
 from lingvo_moe.layers.local_gather import LocalGather
@@ -157,16 +156,8 @@ def test_evaluation_drops_nothing_where_the_shape_is_not_static():
         ({"num_groups": 0}, "num_groups must be >= 1, got 0"),
         ({"capacity_factor": 0.0}, "capacity_factor must be > 0 or None, got 0.0"),
         ({"eval_capacity_factor": -1.0}, "eval_capacity_factor must be > 0.*got -1.0"),
-        ({"eval_dispatcher": LocalGather()}, r"LocalGather\(nodes=1\) needs batches of one shape"),
+        ({"eval_dispatcher": LocalGather()}, r"LocalGather\(\) needs batches of one shape"),
         ({"eval_dispatcher": Fitted()}, r"Fitted\(.*; use moe.eval_dispatcher=Ragged\(\)"),
-        (
-            {"dispatcher": LocalGather(nodes=2)},
-            r"LocalGather\(nodes=2\) does not fit moe.gating=Top2",
-        ),
-        (
-            {"gating": OnNode(gating=Top2(), nodes=2)},
-            r"Gather\(\) does not fit .* set moe.gating_dr",
-        ),
     ],
 )
 def test_bad_params(change, message):

@@ -38,12 +38,12 @@ class Local:
         self._task, self._step = task, step
         self._decoder = task
         self._state: TrainState | None = None
-        steps = step.variants if step else ()
+        self._steps = step.on_rungs if step else ()
         self._train = [
             tf.function(functools.partial(self._train_and_assign, one), autograph=False)
-            for one in steps
+            for one in self._steps
         ]
-        self._chooser = step.chooser() if step else Ladder(0)
+        self._ladder = Ladder(len(self._steps))
         self._evaluate = tf.function(without_gradients()(self._evaluate_batch), autograph=False)
         self._decode = functools.lru_cache(_GRAPHS)(self._compile_decode)
         self._laid_out: NestedMap | None = (
@@ -75,7 +75,7 @@ class Local:
     def state(self) -> dict[str, tf.Tensor]:
         """The state by name: "step", "theta/…", "slots/…"; "ladder" if the step has rungs."""
         state = {name: variable.value() for name, variable in self._variables()}
-        return state | self._chooser.state()
+        return state | self._ladder.state()
 
     def restore(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Restores the result of `state`.
@@ -94,7 +94,7 @@ class Local:
 
         Args:
             batch: see `packing.batch_of`.
-            compiling: makes a context for the first run of each variant of the step.
+            compiling: makes a context for the first run on each rung.
 
         Returns:
             The metrics, as tensors.
@@ -102,13 +102,13 @@ class Local:
         self._laid_out = None
         tensors = self.feed(batch)
 
-        def step(variant):
-            program = self._train[variant]
+        def step(rung):
+            program = self._train[rung]
             known = program.experimental_get_tracing_count()
             with contextlib.nullcontext() if known else compiling():
                 return program(tensors)
 
-        return self._chooser.take(step)
+        return self._ladder.take(step)
 
     def feed(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """The batch on the device."""
@@ -116,8 +116,7 @@ class Local:
 
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """TrainStep.count_not_finite, flat, by name. Does not change the state."""
-        assert self._step, "a runtime that does not train"
-        count = self._step.variants[self._chooser.last].count_not_finite
+        count = self._steps[-1].count_not_finite  # the highest rung has room for any batch
         counts = tf.function(lambda b: count(self._read(), b), autograph=False)(self.feed(batch))
         return NestedMap(counts.flatten())
 
@@ -203,7 +202,7 @@ class Local:
         check_tensors(tensors, {name: tuple(v.shape) for name, v in variables.items()})
         for name, variable in variables.items():
             variable.assign(np.asarray(tensors[name]))
-        self._chooser.restore(tensors)
+        self._ladder.restore(tensors)
 
     def _assign(self, state):
         if self._state is None:

@@ -61,8 +61,8 @@ class Spmd:
         self._shardings = layout.shardings(self._specs)
         self._state: dict[str, jax.Array] = {}
         self._programs: dict[Any, Any] = {}
-        self._steps = step.variants if step else ()
-        self._chooser = step.chooser() if step else Ladder(0)
+        self._steps = step.on_rungs if step else ()
+        self._ladder = Ladder(len(self._steps))
 
     def initialize(self, seed: int, given: Mapping[str, Any] = NOTHING) -> None:
         """See Local: every device draws its own pieces, and reads its own of what is given."""
@@ -78,7 +78,7 @@ class Spmd:
         Also "ladder" if the step has rungs.
         """
         step = np.asarray(self._state["step"]).astype(np.int64)
-        return self._state | {"step": step} | self._chooser.state()
+        return self._state | {"step": step} | self._ladder.state()
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
         """Restores the result of `state`, from this or another mesh.
@@ -98,18 +98,18 @@ class Spmd:
         """See Local. Without rungs it returns before the metrics are computed."""
         specs, fed = batch_specs(batch), self.feed(batch)
 
-        def step(variant):
-            name = ("train", variant)
+        def step(rung):
+            name = ("train", rung)
             with contextlib.nullcontext() if _key(name, specs) in self._programs else compiling():
                 program = self._program(
                     name,
-                    lambda: partition_train_step(self._steps[variant], specs, self._layout)[0],
+                    lambda: partition_train_step(self._steps[rung], specs, self._layout)[0],
                     specs,
                 )
                 self._state, metrics = program(self._state, fed)
             return NestedMap(metrics)
 
-        return self._chooser.take(step)
+        return self._ladder.take(step)
 
     def feed(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """The batch on the devices; each process sends rows to its own devices."""
@@ -117,7 +117,7 @@ class Spmd:
 
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """See Local."""
-        step, specs = self._steps[self._chooser.last], batch_specs(batch)
+        step, specs = self._steps[-1], batch_specs(batch)
         args = [self._specs, specs]
         program = partitioned(count_function(step), args, None, self._layout)
         return NestedMap(program(self._state, self._fed(batch, specs)))
@@ -238,7 +238,7 @@ class Spmd:
         self._state = self._state | {
             name: _cut(tensors[name], spec, self._shardings[name]) for name, spec in specs.items()
         }
-        self._chooser.restore(tensors)
+        self._ladder.restore(tensors)
 
     def _call(self, name, run, batch):
         """run(theta, batch) on the current weights; every device gets the whole result."""

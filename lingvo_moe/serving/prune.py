@@ -298,7 +298,7 @@ class Pruning(Params):
         """
         self.check(model_dir)
         pairs, kept = self.pairs(model_dir), self.kept(model_dir)
-        model_dir, theta = unrolled(_without_local_steps(model_dir), theta)
+        model_dir, theta = unrolled(model_dir, theta)
         weights, places = dict(theta.flatten()), {}
         for number in {*map(len, kept.values())}:
             places[number] = _expert_axes(model_dir, number)
@@ -333,18 +333,6 @@ class Pruning(Params):
         given = model_dir.params.input.with_pairs(pairs)
         params = evolve(model_dir.params, "input", given)
         return dataclasses.replace(model_dir, params=params, tags=tags)
-
-
-def _without_local_steps(model_dir):
-    """The model without gating dropout.
-
-    Gating dropout is used only in training. It needs equal numbers of experts on all nodes, which
-    a pruned model may not have.
-    """
-    if model_dir.params.model.moe.gating_dropout is None:
-        return model_dir
-    params = evolve(model_dir.params, "model.moe.gating_dropout", None)
-    return dataclasses.replace(model_dir, params=params)
 
 
 def _with_experts(params, encoder, decoder):

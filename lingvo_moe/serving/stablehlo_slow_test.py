@@ -41,11 +41,6 @@ _ROUTERS = {
         "model.moe.always_on_experts=1",
     ),
     "node limit": (f"{_GATING}TopK(k=2,limit=NodeLimited(nodes=2,kept=1))",),
-    "gating dropout": (
-        f"{_GATING}TopK(k=2)",
-        "model.moe.gating_dropout=GatingDropout(rate=0.5,nodes=2)",
-        "model.moe.num_groups=2",
-    ),
     "by task": ("model.moe.router=ByTask(task='source')",),
 }
 

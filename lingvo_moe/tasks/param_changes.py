@@ -79,7 +79,6 @@ _DEVICES = (
     "model.moe.eval_num_groups",
     "model.moe.dispatcher*",
     "model.moe.eval_dispatcher*",
-    "model.moe.gating_dropout*",
 )
 
 

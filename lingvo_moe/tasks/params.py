@@ -106,7 +106,7 @@ class TranslationParams(Params):
             ValueError: rows, groups or experts do not divide into equal pieces, or a policy does
                 not suit the mesh.
         """
-        rows, groups, experts, places = (mesh.size(axes_of(letter, rules)) for letter in "BGEg")
+        rows, experts, places = (mesh.size(axes_of(letter, rules)) for letter in "BEg")
         moe, given = self.model.moe, self.input.batch_size / self.train.micro_batches
         if given % rows:
             raise ValueError(
@@ -117,5 +117,3 @@ class TranslationParams(Params):
             return
         for one in (moe, moe.of_decoder()):
             one.dispatcher.check_mesh(one, experts, places)
-        if moe.gating_dropout:
-            moe.gating_dropout.check_pieces(moe.num_groups, experts, groups, mesh)

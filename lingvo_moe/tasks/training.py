@@ -113,8 +113,6 @@ def train_step(task: TranslationTask) -> TrainStep:
         late_sums=params.sharding.late_sums,
         seed=params.train.seed,
         rungs=task.rungs,
-        local=task.local,
-        local_rate=task.gating_dropout.rate if task.gating_dropout else 0.0,
     )
 
 
@@ -312,10 +310,9 @@ def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -
     Returns:
         "loss" (nats per target token), "tokens", "grad_norm", "learning_rate", "loss/PAIR" for each
         pair that was seen; with rungs "rung" and "retries" (see training.ladder), means over steps;
-        with gating dropout "local_steps", the share of local steps; for MoE models
-        "aux_loss", "z_loss", "pair_drop_rate/PAIR" over all layers, and for each MoE layer
-        "drop_rate/LAYER", "lost/LAYER" (choices that a dropless dispatcher did not compute: 0),
-        "capacity/LAYER" (C, choices that an expert accepts from a group),
+        for MoE models "aux_loss", "z_loss", "pair_drop_rate/PAIR" over all layers, and for each
+        MoE layer "drop_rate/LAYER", "lost/LAYER" (choices that a dropless dispatcher did not
+        compute: 0), "capacity/LAYER" (C, choices that an expert accepts from a group),
         "entropy/LAYER" (nats), "unused/LAYER" (experts without a token, per step), "max_vio/LAYER"
         (the busiest expert's choices over the mean, minus 1, per step; 0 is balance),
         "importance_max/LAYER" (the best scored expert's share times E; 1 is balance),
@@ -325,7 +322,7 @@ def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -
     """
     tokens = float(metrics.tokens)
     scalars = {"loss": float(metrics.nll) / max(tokens, 1.0), "tokens": tokens}
-    for name in ("grad_norm", "learning_rate", "rung", "retries", "local_steps"):
+    for name in ("grad_norm", "learning_rate", "rung", "retries"):
         if name in metrics:
             scalars[name] = float(metrics[name]) / metrics.steps
     for pair, nll, count in zip(pairs, metrics.pair_nll, metrics.pair_tokens, strict=True):

@@ -17,7 +17,6 @@ from lingvo_moe.decoding.flat_beam_search import BeamOutput, beam_search
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.fitted import rungs_of
-from lingvo_moe.layers.gating_dropout import GatingDropout
 from lingvo_moe.layers.router import ByTask
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
@@ -128,22 +127,6 @@ class TranslationTask:
         moe = self.params.model.moe
         return (
             tuple(self.with_moe(dispatcher=one) for one in rungs_of(moe.dispatcher)) if moe else ()
-        )
-
-    @property
-    def gating_dropout(self) -> GatingDropout | None:
-        """Gating dropout, which makes some steps local; None without it."""
-        moe = self.params.model.moe
-        return moe.gating_dropout if moe else None
-
-    @property
-    def local(self) -> "TranslationTask | None":
-        """The task of local steps; None without gating dropout."""
-        moe, drop = self.params.model.moe, self.gating_dropout
-        if not moe or not drop:
-            return None
-        return self.with_moe(
-            gating=drop.gating(moe.gating), dispatcher=drop.dispatcher(moe.dispatcher)
         )
 
     @property

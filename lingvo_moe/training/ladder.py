@@ -32,11 +32,6 @@ class Ladder:
         self._rungs, self._patience = rungs, patience
         self.rung = self._calm = self._needed = 0
 
-    @property
-    def last(self) -> int:
-        """The variant for a diagnosis: the highest rung, which has room for any step."""
-        return self._rungs - 1
-
     def take(self, step: Callable[[int], NestedMap]) -> NestedMap:
         """Takes one step, again on a higher rung if it did not fit.
 

@@ -13,8 +13,6 @@ from lingvo_moe.core.random import fold_in
 from lingvo_moe.core.tables import merge_trees, select_state
 from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.sharding import copies
-from lingvo_moe.training.ladder import Ladder
-from lingvo_moe.training.local_steps import LocalSteps
 from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm
 from lingvo_moe.training.replicas import copy_to_replicas, sum_replicas
 
@@ -108,8 +106,6 @@ class TrainStep:
         rungs: the same task with increasingly large buffers, the last with room for any batch; ()
             for a task without a ladder.
         rung: index of `task` in rungs; None for the last.
-        local: the task of local steps, without AllToAlls (gating dropout); None for no such steps.
-        local_rate: the probability that a step is local.
     """
 
     task: Trainable
@@ -120,21 +116,6 @@ class TrainStep:
     seed: int = 0
     rungs: tuple[Trainable, ...] = ()
     rung: int | None = None
-    local: Trainable | None = None
-    local_rate: float = 0.0
-
-    @property
-    def variants(self) -> tuple["TrainStep", ...]:
-        """The programs of the step: one for each rung, or those of local and of usual steps."""
-        if self.local is None:
-            return self.on_rungs
-        return (dataclasses.replace(self, task=self.local), self)
-
-    def chooser(self) -> Ladder | LocalSteps:
-        """Chooses the variant of each step."""
-        if self.local is None:
-            return Ladder(len(self.variants))
-        return LocalSteps(self.local_rate, self.seed)
 
     @property
     def on_rungs(self) -> tuple["TrainStep", ...]:
