@@ -3,7 +3,7 @@
 python benchmarks/vexperts.py [--steps=60] [--skew=0,1,1.5] [--tokens=512]
 
 It compares dropless experts that do not move (`Fitted`), experts that move (`VExperts`; times
-include the scheduler and its moves), and capacity 2.0, which drops tokens (`LocalGather`), on the
+include the scheduler and its moves), and capacity 2.0, which drops tokens (`Gather`), on the
 same batches. Eight virtual devices share the machine's cores, so the time of a step is the compute
 time of all devices together. Shapes are static, so this is eight times the compute of the busiest
 device, padding included. Virtual devices communicate through memory, so exchange, synchronisation
@@ -27,9 +27,8 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.dispatch import Dispatcher
+from lingvo_moe.layers.dispatch import Dispatcher, Gather
 from lingvo_moe.layers.fitted import Fitted, rungs_of
-from lingvo_moe.layers.local_gather import LocalGather
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.vexperts import VExperts
@@ -145,7 +144,7 @@ def schedule() -> Scheduler:
 def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
     """Prints a table."""
     ways = {
-        "LocalGather(), capacity 2.0": (Regression(LocalGather(), 2.0), None),
+        "Gather(), capacity 2.0": (Regression(Gather(), 2.0), None),
         "Fitted()": (Regression(Fitted()), None),
         "VExperts(8, 2)": (Regression(VExperts(devices=8, slots_per_device=2)), scheduler),
         "VExperts(8, 4)": (Regression(VExperts(devices=8, slots_per_device=4)), scheduler),

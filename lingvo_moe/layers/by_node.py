@@ -22,8 +22,8 @@ from lingvo_moe.layers.dispatch import (
     inverse,
     lost,
     permute,
+    slots_of,
 )
-from lingvo_moe.layers.local_gather import slots_of
 from lingvo_moe.sharding.annotations import annotate, num_pieces
 from lingvo_moe.sharding.partition import INDEX, manual
 
@@ -35,7 +35,7 @@ class ByNode(Dispatcher):
     The dispatch of DeepSeek-V3 (arXiv 2412.19437, section 3.2.2) for `NodeLimited`: a token with K
     experts on `kept` nodes is sent `kept` times instead of K times, and as many rows return. Each
     row is sent with K numbers of slots and K weights. All copies are by index in manual regions, as
-    in `LocalGather`.
+    in `Gather`.
 
     A node accepts ceil(kept · C · E / (N · K)) rows of a group, where C is the capacity of an
     expert. So AllToAlls send kept / K of the rows of other dispatchers. First choices are accepted

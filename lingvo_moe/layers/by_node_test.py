@@ -16,7 +16,6 @@ from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.by_node import ByNode
 from lingvo_moe.layers.dispatch import Dispatcher, Gather
-from lingvo_moe.layers.local_gather import LocalGather
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.testing.devices import run_on
@@ -161,7 +160,7 @@ def test_it_sends_half_of_the_bytes():
     """KEPT / K of the rows; with each go K places, and K weights, which have a gradient."""
     sent = on_eight_devices()["sent"]
     rows = EXPERTS * 3 * MODEL * 4  # of one group, in each AllToAll
-    assert sent["LocalGather()"] == 4 * rows
+    assert sent["Gather()"] == 4 * rows
     assert sent[str(BY_NODE)] == 4 * rows * KEPT / K + 3 * 4 * K * NODES * 3
     assert on_eight_devices()["kinds"] == ["all-reduce", "all-to-all"]
 
@@ -194,8 +193,8 @@ def main():
             return str(failed)
 
     programs = [compiled(layer(BY_NODE, 4.0), mesh) for mesh in MESHES]
-    other = compiled(layer(LocalGather(), 4.0), MESHES[0])
-    found = {BY_NODE: programs[0], LocalGather(): other}
+    other = compiled(layer(Gather(), 4.0), MESHES[0])
+    found = {BY_NODE: programs[0], Gather(): other}
     sent = {str(d): total_bytes(collectives(p.as_text())) for d, p in found.items()}
     report = {
         "sent": {name: of["all-to-all"] for name, of in sent.items()},

@@ -19,6 +19,7 @@ from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.experts import Experts
 from lingvo_moe.layers.holding import EachOnce, Holding
 from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.sharding.partition import manual
 
 
 class Dispatched(NamedTuple):
@@ -145,27 +146,44 @@ class Einsum(Dispatcher):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gather(Dispatcher):
-    """Dispatch by index: tokens are gathered into [E, G·C] slots and results gathered back.
+    """Dispatch by index: tokens are gathered into [E, G, C] slots and results gathered back.
 
     The gradient gathers too; only the small table of indices is scattered.
+
+    The compiler does not know that the indices of a group stay within the group, and would gather
+    across devices. So the two gathers are in manual regions, which see only one device (GShard,
+    arXiv 2006.16668, section 3.2); the compiler partitions the AllToAlls and the experts.
     """
 
     def dispatch(self, inputs, routing, capacity, experts):
-        num_experts = experts.num_experts
-        groups, tokens, model_dim = tf.unstack(tf.shape(inputs))
+        num_experts, model_dim = experts.num_experts, inputs.shape[-1]
+        tokens = inputs.shape[1] or tf.shape(inputs)[1]
         capacity = capacity or tokens
-        group = tf.range(groups)[:, None, None]
-        slot = (routing.expert * groups + group) * capacity + routing.position  # [G, S, K]
-        num_slots = num_experts * groups * capacity
-        slot = tf.where(routing.dispatched, slot, num_slots)
-        token = inverse(slot, num_slots)
-        flat_slot = tf.reshape(slot, [-1, slot.shape[-1]])
-        rows = permute(tf.reshape(inputs, [-1, model_dim]), flat_slot, token)
-        rows = tf.reshape(rows, [num_experts, -1, inputs.shape[-1]])
-        outputs = tf.reshape(experts.together(rows), [-1, model_dim])
-        weight = tf.reshape(routing.weight, [-1, slot.shape[-1]])
-        outputs = combine(outputs, weight, flat_slot, token)
-        return Dispatched(tf.reshape(outputs, tf.shape(inputs)), NestedMap())
+        choices = (routing.expert, routing.position, routing.dispatched)
+
+        def fill(inputs, *choices):
+            slot, choice = slots_of(num_experts, capacity, *choices)
+            rows = permute(tf.reshape(inputs, [-1, model_dim]), slot, choice)
+            return tf.reshape(rows, [num_experts, -1, capacity, model_dim])
+
+        def collect(rows, weight, *choices):
+            slot, choice = slots_of(num_experts, capacity, *choices)
+            flat = tf.reshape(weight, [-1, weight.shape[-1]])
+            outputs = combine(tf.reshape(rows, [-1, model_dim]), flat, slot, choice)
+            return tf.reshape(outputs, [-1, tokens, model_dim])
+
+        slots = manual(fill, [inputs, *choices], ["GSM", "GSK", "GSK", "GSK"], "eGCM")
+        expert_inputs = annotate(slots, "EgCM")
+        rows = tf.reshape(expert_inputs, [num_experts, -1, model_dim])
+        outputs = annotate(tf.reshape(experts.together(rows), tf.shape(slots)), "EgCM")
+        outputs = annotate(outputs, "eGCM")
+        outputs = manual(
+            collect,
+            [outputs, routing.weight, *choices],
+            ["eGCM", "GSK", "GSK", "GSK", "GSK"],
+            "GSM",
+        )
+        return Dispatched(outputs, NestedMap())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,7 +245,7 @@ def one_device(dispatcher: Dispatcher) -> str:
     """The message of an error: the dispatcher cannot train on several devices."""
     return (
         f"model.moe.dispatcher={type(dispatcher).__name__}() is for one device; over many set "
-        f"Einsum() or LocalGather(), and model.moe.num_groups to a multiple of the devices."
+        f"Einsum() or Gather(), and model.moe.num_groups to a multiple of the devices."
     )
 
 
@@ -294,6 +312,22 @@ def by_expert(routing: Routing, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]
     return tf.argsort(expert, stable=True), counts[:-1]
 
 
+def slots_of(num_experts, capacity, expert, position, dispatched):
+    """The slot of each choice int32 [G·S, K] in [E, G, C], and the choice in each slot.
+
+    Args:
+        num_experts: E.
+        capacity: C.
+        expert, position: int32 [G, S, K].
+        dispatched: bool [G, S, K]; other choices have the slot E · G · C.
+    """
+    groups = expert.shape[0] or tf.shape(expert)[0]
+    slot = (expert * groups + tf.range(groups)[:, None, None]) * capacity + position
+    num_slots = num_experts * groups * capacity
+    slot = tf.reshape(tf.where(dispatched, slot, num_slots), [-1, expert.shape[-1]])
+    return slot, inverse(slot, num_slots)
+
+
 def inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
     """The choice (token · K + k) in each slot, [num_slots], with slot's dtype; N · K if empty."""
     flat = tf.reshape(slot, [-1])
@@ -306,7 +340,7 @@ def _token(choice: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
     """The token of each choice; N for none.
 
     Not by `//`, which compares with a constant 0. XLA would share this constant between
-    LocalGather's manual regions and the rest of the program, which is an error there.
+    Gather's manual regions and the rest of the program, which is an error there.
     """
     return tf.truncatediv(choice, slot.shape[1])
 
@@ -339,7 +373,7 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     outputs = gather_or_zero(tokens, _token(choice, slot))
 
     def grad(upstream):
-        # Not tf.reduce_sum: XLA would share its initial 0 between LocalGather's manual regions and
+        # Not tf.reduce_sum: XLA would share its initial 0 between Gather's manual regions and
         # the rest of the program, which is an error there.
         padded = _with_zero(upstream)
         parts = [tf.gather(padded, one) for one in tf.unstack(slot, axis=1)]

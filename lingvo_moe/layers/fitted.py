@@ -12,8 +12,7 @@ import tensorflow as tf
 from lingvo_moe.core.fields import NonNegativeInt, PositiveFloat
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
-from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, lost
-from lingvo_moe.layers.local_gather import LocalGather
+from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, Gather, lost
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +83,7 @@ class Laddered(Dispatcher):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted(Laddered):
-    """`LocalGather` with a capacity that fits the busiest expert of a group: no token is dropped.
+    """`Gather` with a capacity that fits the busiest expert of a group: no token is dropped.
 
     Dropless experts on many devices, with two AllToAlls over the mesh axis of the experts. Without
     such an axis every device runs all experts on its own groups.
@@ -104,7 +103,7 @@ class Fitted(Laddered):
             lost=lost(routing, fits),
         )
         routing = within(routing, fits)
-        dispatched = LocalGather().dispatch(inputs, routing, capacity, experts)
+        dispatched = Gather().dispatch(inputs, routing, capacity, experts)
         return Dispatched(dispatched.outputs, stats)
 
 

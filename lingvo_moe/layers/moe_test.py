@@ -7,7 +7,6 @@ import tensorflow as tf
 from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.fitted import Fitted
-from lingvo_moe.layers.local_gather import LocalGather
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.testing.tokens import tokens_of
 
@@ -156,7 +155,6 @@ def test_evaluation_drops_nothing_where_the_shape_is_not_static():
         ({"num_groups": 0}, "num_groups must be >= 1, got 0"),
         ({"capacity_factor": 0.0}, "capacity_factor must be > 0 or None, got 0.0"),
         ({"eval_capacity_factor": -1.0}, "eval_capacity_factor must be > 0.*got -1.0"),
-        ({"eval_dispatcher": LocalGather()}, r"LocalGather\(\) needs batches of one shape"),
         ({"eval_dispatcher": Fitted()}, r"Fitted\(.*; use moe.eval_dispatcher=Ragged\(\)"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_dispatcher_by_node_sends_fewer_rows():
     gating = "TopK(k=4,limit=NodeLimited(nodes=4,kept=2))"
     sizes = ["model.moe.num_experts=16", "model.moe.capacity_factor=4.0"]
     sent = []
-    for dispatcher in ("LocalGather()", "ByNode(nodes=4,kept=2)"):
+    for dispatcher in ("Gather()", "ByNode(nodes=4,kept=2)"):
         changes = [f"model.moe.gating={gating}", f"model.moe.dispatcher={dispatcher}"]
         params = override(MOE, [*sizes, *changes])
         (to_all,) = [t for t in count_costs(params, FOUR, 2).transfers if t.kind == "all-to-all"]

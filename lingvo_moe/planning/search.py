@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator
 
 from lingvo_moe.hardware.chips import Hardware
-from lingvo_moe.layers.dispatch import Gather, Ragged, one_device
+from lingvo_moe.layers.dispatch import Ragged, one_device
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
 from lingvo_moe.planning.costs import count_costs, memory_of
@@ -376,7 +376,7 @@ def _within(one: "Quick | Priced", max_sent: float) -> bool:
 
 def _check_dispatcher(params, devices):
     moe = params.model.moe
-    if devices > 1 and moe and isinstance(moe.dispatcher, Gather | Ragged | Dropless):
+    if devices > 1 and moe and isinstance(moe.dispatcher, Ragged | Dropless):
         raise ValueError(one_device(moe.dispatcher))
 
 

@@ -228,7 +228,8 @@ def test_the_meshes_are_those_that_the_layers_accept():
 
 def test_errors():
     device = HARDWARE["cpu"]
-    with pytest.raises(ValueError, match=r"dispatcher=Gather\(\) is for one device; over many set"):
-        search_strategies(override(get_params("tiny.MoE"), SMALL), device, 8)
+    ragged = override(get_params("tiny.MoE"), [*SMALL, f"{DISPATCHER}=Ragged()"])
+    with pytest.raises(ValueError, match=r"dispatcher=Ragged\(\) is for one device; over many set"):
+        search_strategies(ragged, device, 8)
     with pytest.raises(ValueError, match="The model cannot be split over 7 devices: input"):
         search_strategies(override(get_params("tiny.Dense"), SMALL), device, 7)

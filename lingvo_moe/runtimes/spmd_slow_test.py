@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
         ("data:2,expert:4", ()),
         ("data:2,expert:2,model:2", ()),
         ("data:2,expert:4", ("sharding=ZeRO()",)),
-        ("data:2,expert:2,model:2", ("model.moe.dispatcher=LocalGather()",)),
+        ("data:2,expert:2,model:2", ("model.moe.dispatcher=Gather()",)),
     ],
 )
 def test_fifty_steps_are_those_of_one_device(mesh, flags):

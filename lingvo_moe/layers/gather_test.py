@@ -9,14 +9,13 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Context, init_theta
 from lingvo_moe.layers.dispatch import Einsum, Gather
-from lingvo_moe.layers.local_gather import LocalGather
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.testing.moe_on_mesh import MoeOnMesh
 
 BATCH, LENGTH, MODEL, EXPERTS = 16, 6, 4, 8
-DISPATCHERS = (Einsum(), LocalGather())
+DISPATCHERS = (Einsum(), Gather())
 MESHES = ({"expert": 8}, {"data": 2, "expert": 2, "model": 2})
 
 
@@ -50,15 +49,6 @@ def gradients(dispatcher, theta, values, segments):
 
 def theta():
     return init_theta(layer(Einsum()).weights(), 7)
-
-
-def test_without_a_mesh_it_is_gather():
-    values, segments = inputs()
-    results = [
-        gradients(d, theta(), tf.constant(values), segments) for d in (LocalGather(), Gather())
-    ]
-    for name, expected in results[1].items():
-        np.testing.assert_array_equal(results[0][name], expected, name)
 
 
 @functools.cache
