@@ -1,4 +1,4 @@
-"""setup.py, BUILD and the code name the same tools, and what is imported is required."""
+"""What is imported is required by setup.py."""
 
 import ast
 import importlib.metadata
@@ -21,19 +21,6 @@ def given(monkeypatch):
     monkeypatch.setattr(setuptools, "setup", lambda **options: found.update(options))
     runpy.run_path(str(ROOT / "setup.py"))
     return found
-
-
-def test_bazel_has_a_binary_for_each_console_script(given):
-    values = {
-        node.targets[0].id: node.value
-        for node in ast.parse((ROOT / "BUILD").read_text()).body
-        if isinstance(node, ast.Assign)
-    }
-    scripts = given["entry_points"]["console_scripts"]
-    assert ast.literal_eval(values["TOOLS"]) == [
-        re.fullmatch(r"lingvo-moe-[a-z-]+=lingvo_moe\.tools\.([a-z_]+):run", script)[1]
-        for script in scripts
-    ]
 
 
 def test_every_package_that_is_imported_is_required(given):
