@@ -86,10 +86,9 @@ def _spmd(task, step):
     tf.config.set_visible_devices([], "GPU")
     mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else Mesh(("data",), (jax.device_count(),))
     if jax.process_index() == 0:
-        common.report(
-            f"The mesh {mesh} uses {mesh.size(mesh.axes)} of {jax.device_count()} devices; "
-            f"{jax.process_count()} processes see {jax.local_device_count()} each."
-        )
+        of = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        used = f"{mesh.size(mesh.axes)} of {jax.device_count()} devices{of}"
+        common.report(f"The mesh {mesh} uses {used}.")
     return Spmd(task, step, Layout(mesh, task.params.sharding))
 
 
