@@ -24,13 +24,6 @@ def test_average_linkage_by_hand():
     assert [len(tree.groups(n)) for n in (1, 2, 3, 4)] == [1, 2, 3, 4]
 
 
-def test_the_mean_decides_not_the_nearest_member():
-    # {0, 3.4} are joined first. Then 7.5 is nearest to its neighbour 3.4 (4.1, single linkage), but
-    # on average 5.8 from the two; 12.5 is 5 away, so that 7.5 goes there.
-    tree = average_linkage(_on_a_line(0, 3.4, 7.5, 12.5))
-    assert {frozenset(g) for g in tree.groups(2)} == {frozenset({0, 1}), frozenset({2, 3})}
-
-
 def _slow_merges(distances):
     """The members of each new cluster."""
     clusters = [[i] for i in range(len(distances))]
@@ -62,13 +55,6 @@ def test_against_a_slow_transcription(seed):
         groups = tree.groups(count)
         assert len(groups) == count
         assert sum(groups, ()) == tree.order
-
-
-def test_the_input_is_left_alone():
-    distances = _on_a_line(0, 3, 4)
-    copy = distances.copy()
-    average_linkage(distances)
-    np.testing.assert_array_equal(distances, copy)
 
 
 def test_silhouette_by_hand():

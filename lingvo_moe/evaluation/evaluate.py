@@ -61,13 +61,11 @@ def write_report(
         bootstrap_samples: resamples of a test set for a p-value.
 
     Raises:
-        ValueError: if there are no outputs or a pair twice; if the baselines are of other
+        ValueError: if the baselines are of other
             references or another tokenizer, or in the directory to be written; if a metric cannot
             be computed.
     """
     pairs = [output.pair for output in outputs]
-    if not pairs or len(set(pairs)) < len(pairs):
-        raise ValueError(f"outputs must be of one or more different pairs, got {pairs}.")
     chosen = chosen_tokenizers or tokenizers.choose(pairs)
     if baselines is not None:
         baselines.check_not_in(directory)

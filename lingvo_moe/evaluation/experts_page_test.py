@@ -9,7 +9,6 @@ import pytest
 from lingvo_moe.evaluation import experts_page
 from lingvo_moe.evaluation.experts import analyze
 from lingvo_moe.evaluation.experts_page import (
-    draw_layers,
     expert_order,
     format_experts,
     write_experts,
@@ -60,18 +59,6 @@ def test_groups_of_chance_are_called_that():
     assert "on languages no more than by chance" in format_experts(by_chance)
 
 
-def test_the_numbers_by_hand(tmp_path):
-    # Loads 7 and 5 of 12; half of each language's choices would be balance.
-    text, _, numbers = _write(make_record(), tmp_path)
-    (layer,) = numbers["layers"]
-    assert layer["load"] == [7, 5]
-    assert layer["max_vio"] == pytest.approx(1 / 6, rel=1e-5)
-    assert layer["unused"] == 0
-    assert numbers["choices"] == [8, 4]
-    assert "0.17" in text
-    assert "too few languages for groups" in text
-
-
 def test_silent_pairs_and_empty_layers(tmp_path):
     record = make_record(
         [[[3.0, 1], [0, 0], [2, 2]], [[0, 0], [0, 0], [0, 0]]], pairs=["a-en", "b<-en", "c-en"]
@@ -83,14 +70,6 @@ def test_silent_pairs_and_empty_layers(tmp_path):
     assert numbers["without_tokens"] == ["b<"]
     assert numbers["layers"][1]["entropy"] is None
     assert numbers["sides"]["decoder"]["similarity"] == [[None, None], [None, None]]
-
-
-def test_the_page_tells_the_split(tmp_path):
-    record = make_record([[[3.0, 1], [0, 0]]], pairs=["a-en", "b-en"])
-    text, _, _ = _write(record, tmp_path, split="test")
-    assert "choices of the tokens of test. No tokens in test: b." in text
-    assert "all pairs have the same test sentences" in text
-    assert "dev" not in text
 
 
 def test_one_language_and_one_expert(tmp_path):
@@ -143,15 +122,3 @@ def test_the_table_for_a_terminal():
     assert lines[2].split()[:4] == ["encoder/layer_01", "4", "0.74", "0"]
     assert lines[-2].startswith("encoder: 2 groups share experts")
     assert len({len(line) for line in lines[:4]}) == 1
-
-
-def test_pictures_for_tensorboard_keep_their_order(monkeypatch):
-    """So that those of a run compare: languages and experts are not sorted by their loads."""
-    drawn = []
-    monkeypatch.setattr(experts_page, "draw_load", lambda *args: drawn.append(args) or b"png")
-    record = families()
-    assert draw_layers(record) == {"encoder/layer_01": b"png", "decoder/layer_01": b"png"}
-    shares, languages, experts, _ = drawn[0]
-    np.testing.assert_allclose(shares, record.pair_load[0] / 100)
-    assert list(languages) == [pair.removesuffix("-en") for pair in record.pairs]
-    assert list(experts) == [0, 1, 2, 3]

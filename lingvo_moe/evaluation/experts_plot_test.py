@@ -46,19 +46,11 @@ def _halves(indices):
 LIGHTEST, DARKEST = "#ffffd9", "#081d58"  # the ends of YlGnBu
 
 
-@pytest.mark.parametrize(("languages", "experts"), [(4, 2), (100, 8), (3, 512), (300, 2048)])
+@pytest.mark.parametrize(("languages", "experts"), [(4, 2), (100, 512)])
 def test_loads_of_few_and_many(languages, experts):
     picture = _load(languages, experts)
     _assert_fits_a_page(picture)
     assert _dark_quarters(picture, DARKEST, LIGHTEST) == [[True, False], [True, False]]
-
-
-def test_more_languages_make_a_taller_picture_and_more_experts_a_wider_one():
-    few, tall, wide = (pixels(_load(*size)).shape for size in ((3, 8), (30, 8), (3, 16)))
-    assert tall[0] > few[0]
-    assert tall[1] == few[1]
-    assert wide[1] > few[1]
-    assert wide[0] == few[0]
 
 
 def test_rows_are_languages_and_columns_are_experts():
@@ -101,7 +93,7 @@ def test_labels_are_text_not_mathematics():
     assert black("$\\bad", "b$_") > black("bad", "b") + 15  # as mathematics it would be an error
 
 
-@pytest.mark.parametrize("count", [8, 250])
+@pytest.mark.parametrize("count", [8, 100])
 def test_similarity_of_few_and_many(count):
     """Two groups of languages: equal within a group, different between them."""
     group = np.arange(count) < count // 2
@@ -109,15 +101,6 @@ def test_similarity_of_few_and_many(count):
     picture = draw_similarity(similarity, _languages(count), [count], "s")
     _assert_fits_a_page(picture)
     assert _dark_quarters(picture, DARKEST, LIGHTEST) == [[True, False], [False, True]]
-
-
-def test_lines_part_the_groups():
-    similarity = np.full((6, 6), 0.5)
-
-    def orange(groups):
-        return ink(draw_similarity(similarity, _languages(6), groups, "side"), "#c4562d")
-
-    assert orange([6]) < orange([2, 4]) < orange([2, 2, 2])
 
 
 def test_one_of_a_kind_is_drawn_in_gray():

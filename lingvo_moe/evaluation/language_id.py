@@ -25,14 +25,9 @@ class LanguageIdentifier:
         """Trains it.
 
         Args:
-            texts: language -> sentences in it.
-
-        Raises:
-            ValueError: there are fewer than two languages.
+            texts: language -> sentences in it, of two languages or more.
         """
         self.languages = sorted(texts)
-        if len(self.languages) < 2:
-            raise ValueError(f"texts must be of two or more languages, got {self.languages}.")
         counts = np.stack([_counts(texts[language]) for language in self.languages])
         smoothed = counts + _SMOOTHING
         self._log_probs = np.log(smoothed / smoothed.sum(axis=1, keepdims=True))  # [L, N]
@@ -43,16 +38,7 @@ class LanguageIdentifier:
         return [self.languages[int(np.argmax(score))] for score in scores]
 
     def off_target(self, texts: Sequence[str], language: str) -> float:
-        """The share of texts that are not in a language.
-
-        Raises:
-            ValueError: the language is unknown, or there are no texts.
-        """
-        if language not in self.languages or not texts:
-            raise ValueError(
-                f"language must be one of {', '.join(self.languages)}, got {language!r}, with at "
-                f"least one text, got {len(texts)}."
-            )
+        """The share of texts that are not in a language, one of those that it knows."""
         return float(np.mean([found != language for found in self(texts)]))
 
 

@@ -1,5 +1,3 @@
-import pytest
-
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.evaluation.language_id import LanguageIdentifier
 
@@ -34,12 +32,3 @@ def test_closely_related_languages_of_the_synthetic_corpus():
     identify = LanguageIdentifier(train)
     for code, texts in test.items():
         assert identify.off_target(texts, code) <= 0.05
-
-
-def test_what_is_refused():
-    with pytest.raises(ValueError, match="two or more languages"):
-        LanguageIdentifier({"de": ["ja"]})
-    with pytest.raises(ValueError, match="one of de, en, ru, got 'fr'"):
-        LanguageIdentifier(TEXTS).off_target(["oui"], "fr")
-    with pytest.raises(ValueError, match="got 0"):
-        LanguageIdentifier(TEXTS).off_target([], "de")

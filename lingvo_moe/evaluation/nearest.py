@@ -28,8 +28,6 @@ def nearest(blocks: Iterable[Sequence[str]], sentences: Sequence[str]) -> np.nda
     Returns:
         int64 [sentences]; 0 for a sentence that shares no trigram with a training sentence.
 
-    Raises:
-        ValueError: there are no training sentences.
     """
     keys, idf = _inverse_document_frequencies(blocks)
     rows, ids, weights = _weighted(sentences, keys, idf)
@@ -83,8 +81,6 @@ def _inverse_document_frequencies(blocks) -> tuple[np.ndarray, np.ndarray]:
         keys, places = np.unique(np.append(keys, new), return_inverse=True)
         frequencies = np.bincount(places, np.append(frequencies, counts))
         total += len(block)
-    if not total:
-        raise ValueError("There are no training sentences to compare with; give one or more.")
     return keys, np.log((1 + total) / (1 + frequencies)) + 1
 
 

@@ -80,9 +80,6 @@ class Report(Params):
 
     def __post_init__(self):
         super().__post_init__()
-        names = [score.pair for score in self.pairs]
-        if len(set(names)) < len(names):
-            raise ValueError(f"pairs must be different, got {names}.")
         ordered = sorted(self.pairs, key=lambda score: (-(score.train_examples or 0), score.pair))
         object.__setattr__(self, "pairs", tuple(ordered))
         object.__setattr__(self, "pooled", tuple(self.pooled))

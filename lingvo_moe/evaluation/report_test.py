@@ -83,21 +83,12 @@ def test_what_is_saved_is_loaded_from_file_or_directory(tmp_path):
 
 CHANGES = [
     ('"bleu": 1.5', '"bleu": NaN'),
-    ('"bleu": 1.5', '"bleu": -Infinity'),
     ('"bleu": 1.5', '"bleu": "1.5"'),
-    ('"bleu": 1.5', '"bleu": -1.5'),
-    ('"train_examples": 9', '"train_examples": "9"'),
     ('"train_examples": 9', '"train_examples": -9'),
     ('"p_value": null', '"p_value": 2'),
     ('"measures": {}', '"measures": {"COMET": NaN}'),
-    ('"measures": {}', '"measures": {"COMET": "1"}'),
-    ('"measures": {}', '"measures": []'),
     ('"pair": "a-en"', '"pair": "../../a-en"'),
-    ('"pair": "a-en"', '"pair": 3'),
-    ('"pair": "a-en"', '"pair": "\\u001b[31ma-en"'),
     ('"model": "tiny.MoE"', '"model": null'),
-    ('"pooled": []', '"pooled": {"a": 1}'),
-    ('"pairs": [', '"pairs": [3, '),
 ]
 
 
@@ -124,15 +115,7 @@ def test_no_report_foreign_report_and_other_split_are_refused(tmp_path):
     with pytest.raises(ValueError, match="is of the split 'test', not 'dev'"):
         load_report(tmp_path, split="dev")
     saved = json.dumps(make_json())
-    bad = [
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"model": "m"}',
-        '{"model": "m", "pairs": [{"x": 1}]}',
-        "[" * 99999,
-    ]
+    bad = ["", "[]", '{"model": "m", "pairs": [{"x": 1}]}']
     bad += [saved.replace(*change) for change in CHANGES]
     assert saved not in bad
     for text in bad:
@@ -163,15 +146,6 @@ def test_table():
     ]
 
 
-def test_source_use_is_a_column_where_it_was_measured(tmp_path):
-    used = make_score("a-en", 9, 1.5, measures={"source_use": -0.004})
-    report = make_report(used, make_score("b-en", 8, 2.5))
-    lines = format_table(report).splitlines()
-    assert [line.split()[-1] for line in lines[1:5]] == ["use", lines[2], "-0.00", "–"]
-    save_report(report, tmp_path)
-    assert load_report(tmp_path) == report
-
-
 def test_floor_and_models_are_columns_where_they_are_known(tmp_path):
     one = make_score("a-en", 9, 12.0, measures={"floor": 10.0}, model="tiny.A")
     two = make_score("b-en", 8, 14.0, measures={"floor": 11.0}, model="tiny.B")
@@ -186,11 +160,6 @@ def test_floor_and_models_are_columns_where_they_are_known(tmp_path):
     assert lines[-1] == "floor: BLEU of the target of the most similar training sentence"
     save_report(report, tmp_path)
     assert load_report(tmp_path) == report
-
-
-def test_a_report_on_several_models_shows_no_step():
-    report = make_report(make_score("a-en", 9, 1.5), checkpoint_step=None)
-    assert format_table(report).startswith("tiny.MoE, test\n")
 
 
 def test_many_to_many_by_hand(tmp_path):
@@ -216,10 +185,6 @@ def test_many_to_many_by_hand(tmp_path):
     assert "° zero-shot: a pair without training data" in format_table(report)
     save_report(report, tmp_path)
     assert load_report(tmp_path) == report
-
-
-def test_a_single_target_has_no_table_of_languages():
-    assert "into" not in format_table(SIX)
 
 
 @pytest.mark.parametrize(("rate", "shown"), [(0.0, False), (0.01, True)])

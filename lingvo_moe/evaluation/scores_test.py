@@ -68,11 +68,6 @@ def test_a_clearly_better_system_is_significant_and_worse_is_too():
     assert worse.delta_bleu == pytest.approx(-better.delta_bleu)
 
 
-def test_equal_noise_is_not_significant():
-    references, one, other = noisy_corpus(100, (0.3, 0.3))
-    assert score_pair(make_output(one, references), other).p_value > 0.05
-
-
 def test_no_difference_has_a_p_value_of_one():
     # sacreBLEU's own answer is 1 / (samples + 1), as for the surest of differences.
     references, same = noisy_corpus(40, (0.3,))
@@ -165,16 +160,8 @@ def test_what_is_no_pair_is_refused(pair):
         make_output(["a"], ["a"], pair=pair)
 
 
-def test_a_name_too_long_for_a_file_is_refused():
-    make_output(["a"], ["a"], pair=f"{'x' * 190}-en")
-    with pytest.raises(ValueError, match="pair must be of at most 200 bytes"):
-        make_output(["a"], ["a"], pair=f"{'日' * 70}-en")
-
-
 def test_uneven_and_empty_lists_are_refused():
     with pytest.raises(ValueError, match="sw-en: 2 sources, 1 hypotheses and 2 references"):
         make_output(["a"], ["a", "b"])
     with pytest.raises(ValueError, match="sw-en: no test lines"):
         make_output([], [])
-    with pytest.raises(ValueError, match="2 lines of the baseline for 1 references"):
-        score_pair(make_output(["a"], ["a"]), ["a", "b"])

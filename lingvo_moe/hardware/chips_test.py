@@ -5,7 +5,6 @@ import pytest
 from lingvo_moe.hardware.chips import (
     GB,
     MEASURED,
-    Efficiency,
     Hardware,
     find_hardware,
     hardware_to_json,
@@ -33,7 +32,7 @@ def test_a_file_says_all_of_it(tmp_path):
     assert find_hardware(str(path)) == ONE
 
 
-@pytest.mark.parametrize("text", ["", "no json", "[" * 100_000, "null", "\ud800", None])
+@pytest.mark.parametrize("text", ["no json", "null", None])
 def test_no_object(tmp_path, text):
     path = tmp_path / "other.json"
     if text is not None:
@@ -46,19 +45,10 @@ def test_no_object(tmp_path, text):
     "change",
     [
         {"interconnect": {"lines": [{"alpha": 1}]}},
-        {"interconnect": {"lines": [{"kind": "all-reduce", "alpha": -1e-6, "beta": 1e9}]}},
-        {"interconnect": {"lines": [{"kind": "all-reduce", "alpha": 1e-6, "beta": 0}]}},
-        {"interconnect": {"lines": None}},
-        {"matmul": {"float32": 1e9, "bfloat16": "fast"}},
         {"matmul": {"float32": 1e9, "bfloat16": float("nan")}},
-        {"matmul": []},
-        {"bandwidth": 0},
-        {"bandwidth": float("nan")},
         {"memory": "16 GB"},
         {"efficiency": {"matmul": 2.0}},
-        {"efficiency": None},
         {"colour": "green"},
-        {"description": None},
     ],
     ids=str,
 )
@@ -77,8 +67,3 @@ def test_measured_alone():
         alone.seconds("all-reduce", 1e9, block(2))
     with pytest.raises(ValueError, match=r"all-to-all was not measured.* on two devices or more"):
         alone.two_levels(2, 1e9, "all-to-all")
-
-
-def test_bad_efficiency():
-    with pytest.raises(ValueError, match=r"network must be in \(0, 1\], got 1.5"):
-        Efficiency(network=1.5)

@@ -245,20 +245,3 @@ def test_infer():
     assert signatures.infer(merge, [parse("S(0),S(1)")], mesh) == parse("S(0),S(0)")
     with pytest.raises(ValueError, match=r"no signature for S\(1\) on axis 'model'"):
         signatures.infer(merge, [parse("B,S(1)")], mesh)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: signatures.einsum("ab,bc").terms, "name every dimension and the result"),
-        (lambda: signatures.einsum("...a->a"), "name every dimension"),
-        (lambda: signatures.einsum("ab->ac"), "a letter that no operand has"),
-        (lambda: signatures.einsum("a->aa"), "a letter twice"),
-        (lambda: signatures.add("ab,b->b"), "lacks 'a', which an elementwise operator"),
-        (lambda: signatures.softmax("BTE", "e"), "over='e' has e, which dims='BTE' lacks"),
-        (lambda: signatures.Gather("vm,bl->blm", "b"), "must be a letter of the table alone"),
-    ],
-)
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -23,10 +23,6 @@ class Split:
 
     dim: int
 
-    def __post_init__(self):
-        if self.dim < 0:
-            raise ValueError(f"S(i) counts dimensions from 0, got S({self.dim}).")
-
     def __str__(self):
         return f"S({self.dim})"
 

@@ -23,15 +23,10 @@ def test_text():
     assert repr(parse("P")) == "NdSbp(P)"
 
 
-@pytest.mark.parametrize("text", ["S", "S(-1)", "S(0)B", "b", "S(0);B"])
+@pytest.mark.parametrize("text", ["S(-1)", "S(0)B"])
 def test_unknown_text(text):
     with pytest.raises(ValueError, match=r"Unknown placement .* write S\(i\), B or P"):
         parse(text)
-
-
-def test_dimensions_count_from_0():
-    with pytest.raises(ValueError, match=r"from 0, got S\(-1\)"):
-        S(-1)
 
 
 def test_outermost_first():

@@ -137,8 +137,6 @@ def assignment(
         ValueError: dims of another rank than shape, an axis that the mesh lacks, an axis used
             twice in one tensor, or more pieces than elements.
     """
-    if len(dims) != len(shape):
-        raise ValueError(f"Dimensions {dims!r} do not name each dimension of shape {shape}.")
     result, used = [], set()
     for letter, size in zip(dims, shape, strict=True):
         axes = axes_of(letter, rules)

@@ -35,15 +35,10 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
         num_partitions: the number of pieces and devices.
 
     Raises:
-        ValueError: no such dimension, or more pieces than elements.
+        IndexError: no such dimension.
+        ValueError: more pieces than elements.
     """
-    rank = tensor.shape.rank
-    if not 0 <= split_dimension < rank:
-        raise ValueError(
-            f"split_dimension must be in [0, {rank}) for a tensor of shape {tensor.shape}, got "
-            f"{split_dimension}."
-        )
-    shape = [1] * rank
+    shape = [1] * tensor.shape.rank
     shape[split_dimension] = num_partitions
     return shard(tensor, np.arange(num_partitions).reshape(shape))
 
@@ -62,11 +57,6 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray | Sequence) -> tf.Ten
         ValueError: another rank, more pieces than elements, or entries that are not a permutation.
     """
     devices = np.asarray(device_assignment)
-    if devices.ndim != tensor.shape.rank:
-        raise ValueError(
-            f"device_assignment has {devices.ndim} dimensions and the tensor {tensor.shape.rank}; "
-            f"give 1 for each dimension that is not split."
-        )
     for axis, (pieces, size) in enumerate(zip(devices.shape, tensor.shape, strict=True)):
         if size is not None and pieces > size:
             raise ValueError(

@@ -103,13 +103,10 @@ def test_comet_takes_the_path_of_a_checkpoint(comet, tmp_path):
 
 def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "text.model").write_text("no model")
-    (tmp_path / "empty.model").write_text("")
     monkeypatch.setitem(sys.modules, "comet", None)  # cannot be imported
     for texts, message in (
         (["Comet"], "needs the package unbabel-comet .* pip install unbabel-comet$"),
         ([f"SpBleu(model='{tmp_path}/text.model')"], "text.model' is no SentencePiece model"),
-        ([f"SpBleu(model='{tmp_path}/empty.model')"], "empty.model' is no SentencePiece model"),
-        (["SpBleu(model=a/b.model)"], "'a / b.model' is no .* give the path of one in quotes"),
         (["SpBleu(model=/b.model)"], r"^--metric=SpBleu\(model=/b.model\): write it as SpBleu\("),
         (["SpBleu"], r"^--metric=SpBleu: SpBleu needs model \(str\); write it as SpBleu\("),
         (["Ter"], "^--metric=Ter: 'Ter' is not of type Comet or Exact or Returns or SpBleu"),
@@ -120,15 +117,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=message) as error:
             prepare_metrics(texts)
         assert "\n" not in str(error.value)
-
-
-def test_a_download_that_fails_is_refused_in_one_line(comet, monkeypatch):
-    def fail(name):
-        raise KeyError(f"Model '{name}' not supported by COMET.")
-
-    monkeypatch.setattr(sys.modules["comet"], "download_model", fail)
-    with pytest.raises(ValueError, match=r"cannot download its model 'y' .*Correct the name"):
-        prepare_metrics(["Comet(name='y')"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,8 +156,6 @@ def write(directory, metric):
     ("given", "cause"),
     [
         ({"value": float("nan")}, r"given of aa-en .* \(the score is nan, no finite number\)"),
-        ({"value": float("inf")}, "the score is inf, no finite number"),
-        ({"value": [1.0, 2.0]}, r"the score is \[1.0, 2.0\], no finite number"),
         ({"value": None}, "the score is None, no finite number"),
         ({"value": True}, "the score is True, no finite number"),
         (
@@ -187,14 +173,14 @@ def test_a_wrong_score_names_metric_pair_and_cure_and_writes_nothing(tmp_path, g
     assert not (tmp_path / "report").exists()
 
 
-@pytest.mark.parametrize("value", [3, np.float32(3), np.float64(3), np.int64(3)])
+@pytest.mark.parametrize("value", [np.float32(3), np.int64(3)])
 def test_any_finite_number_is_a_score(tmp_path, value):
     report = write(tmp_path, Returns(value=value))
     assert report.pairs[0].measures["given"] == 3.0
     assert load_report(tmp_path) == report
 
 
-@pytest.mark.parametrize("column", ["BLEU", "chrF++", "floor", "model", "", " ", "a\nb"])
+@pytest.mark.parametrize("column", ["BLEU", "floor", "", "a\nb"])
 def test_a_column_has_a_name_of_its_own(column):
     message = r"cannot be the column of a metric: .* ΔBLEU, .* such as column='Returns'\.$"
     with pytest.raises(ValueError, match=message):
