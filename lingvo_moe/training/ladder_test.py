@@ -20,12 +20,6 @@ def take(ladder, *needs):
     return tried, done
 
 
-def test_one_rung_just_takes_steps():
-    metrics = NestedMap(nll=1.0)  # has no needed_rung, and it is not used
-    assert Ladder(1).take(lambda rung: metrics if rung == 0 else None) is metrics
-    assert Ladder(1).state() == {}
-
-
 def test_a_step_without_room_is_taken_again_where_there_is():
     ladder = Ladder(4)
     tried, done = take(ladder, 0, 2, 2)

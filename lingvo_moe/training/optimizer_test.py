@@ -227,15 +227,10 @@ def test_rate_factors():
 def test_rate_factors_that_cannot_be_meant():
     weights = alike(w=((2,), "M"))
     rate = Constant(learning_rate=0.5)
-    message = r"optimizer.rate_factors: the pattern 'emb' is found in no name; there are w/0, w/1"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="'emb' is found in no name"):
         AdamW(schedule=rate, rate_factors=(("emb", 0.1),)).slots(weights)
     with pytest.raises(ValueError, match="freezes all weights; leave some out"):
         AdamW(schedule=rate, rate_factors=(("", 0),)).slots(weights)
-    with pytest.raises(ValueError, match=r"rate_factors must be a regular expression, got \(\('\["):
-        AdamW(schedule=rate, rate_factors=(("[", 0.1),))
-    with pytest.raises(ValueError, match=r"rate_factors must be >= 0, got"):
-        AdamW(schedule=rate, rate_factors=(("w", -1.0),))
 
 
 def test_clip_by_global_norm():
@@ -256,9 +251,3 @@ def test_the_norm_tells_of_gradients_that_are_not_finite(bad):
     grads = NestedMap(a=tf.constant([1.0, bad]))
     for max_norm in (1.0, None):
         assert not np.isfinite(clip_by_global_norm(grads, max_norm)[1])
-
-
-@pytest.mark.parametrize("optimizer", [Adafactor, AdamW, Lion])
-def test_bad_decays(optimizer):
-    with pytest.raises(ValueError, match=r"beta2 must be in \[0, 1\), got 1\.0"):
-        optimizer(schedule=Constant(learning_rate=1.0), beta2=1.0)

@@ -67,10 +67,6 @@ def test_rounds_are_all_moves_at_once(seed):
     np.testing.assert_array_equal(held, source)
 
 
-def test_nothing_to_move_is_no_round():
-    assert rounds(np.arange(6), 2) == []
-
-
 def test_a_model_without_tables_is_left_as_it_is():
     weights, grads = NestedMap(gate=WEIGHTS.gate), NestedMap(gate=GRADS.gate)
     assert merge_trees(grads, select_state(grads, weights)) is grads
