@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import json
 import pickle
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -113,20 +112,10 @@ class _Job:
 
     @functools.cached_property
     def work(self) -> Work:
-        """The work.
-
-        Raises:
-            OSError: the directory of the pieces is not there.
-        """
+        """The work."""
         plugins, work = self._pickled
         import_plugins(pickle.loads(plugins))
-        loaded: Work = pickle.loads(work)
-        if not (loaded.directory / MANIFEST).exists():
-            raise OSError(
-                f"The Beam worker on {socket.gethostname()} has no {loaded.directory / MANIFEST}. "
-                f"All workers need the file system of --corpus and --output, at the same path."
-            )
-        return loaded
+        return pickle.loads(work)
 
     def __getstate__(self):
         return {"_pickled": self._pickled}

@@ -12,9 +12,7 @@ from lingvo_moe.testing.commands import error_of
 def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     monkeypatch.delitem(sys.modules, "lingvo_moe.data.beam", raising=False)
-    with pytest.raises(
-        ImportError, match=r"needs apache-beam .*: pip install 'lingvo-moe\[beam\]'"
-    ):
+    with pytest.raises(ImportError, match=r"pip install 'lingvo-moe\[beam\]'"):
         prepare(tmp_path / "corpus", tmp_path / "data", PrepareParams(), beam=[])
     assert not os.listdir(tmp_path)
 

@@ -107,13 +107,15 @@ def find_pairs(
             `de-en.txt`, `zh-TW-en.tsv` or `de-en.de.bz2`.
         OSError: a directory cannot be read.
     """
-    _check_splits(corpus, report, needs_train)
+    _check_splits(corpus, report)
     files: dict[str, dict[str, tuple[Path, ...]]] = {}
     for split in SPLITS:
         for name, paths in _pair_files(corpus / split, report).items():
             files.setdefault(name, {})[split] = paths
     if needs_train and not any("train" in splits for splits in files.values()):
-        raise ValueError(f"{corpus}/train is empty; it must hold files such as de-en.de, de-en.en.")
+        raise ValueError(
+            f"{corpus}/train has no text; it must hold files such as de-en.de and de-en.en."
+        )
     if not files:
         raise ValueError(f"{corpus} is empty; it must hold files such as test/de-en.de, de-en.en.")
     return [
@@ -127,7 +129,7 @@ def _visible(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
 
 
-def _check_splits(corpus, report, needs_train):
+def _check_splits(corpus, report):
     if not corpus.is_dir():
         raise ValueError(f"There is no directory {corpus}; give the corpus as a directory.")
     meant = {other: split for split, others in _OTHER_NAMES.items() for other in (split, *others)}
@@ -142,11 +144,6 @@ def _check_splits(corpus, report, needs_train):
             )
         else:
             report(f"warning: {path} is not read; the splits are {', '.join(SPLITS)}.")
-    if needs_train and not (corpus / "train").is_dir():
-        raise ValueError(
-            f"{corpus} has no directory 'train'; a corpus is SPLIT/SRC-TGT.SRC and "
-            f"SPLIT/SRC-TGT.TGT with SPLIT in {', '.join(SPLITS)}."
-        )
 
 
 def _pair_files(directory, report) -> dict[str, tuple[Path, ...]]:

@@ -141,7 +141,7 @@ def test_other_names_are_warned_of_and_hidden_ones_are_not(tmp_path):
     ]
 
 
-def test_what_cannot_be_read_is_found_before_any_work(tmp_path, monkeypatch):
+def test_what_cannot_be_read_is_found_before_any_work(tmp_path):
     with pytest.raises(ValueError, match=r"There is no directory .*/corpus; give"):
         find_pairs(tmp_path / "corpus")
     _write(tmp_path / "train/de-en.de", "eins\n")
@@ -156,15 +156,7 @@ def test_what_cannot_be_read_is_found_before_any_work(tmp_path, monkeypatch):
     english.unlink()
     _write(english, "one\n")
     (tmp_path / "test").write_text("")
-    with pytest.raises(ValueError, match="test must be a directory, the files of one split"):
-        find_pairs(tmp_path)
-    (tmp_path / "test").unlink()
-
-    def forbidden(path):
-        raise PermissionError(f"[Errno 13] Permission denied: '{path}'")
-
-    monkeypatch.setattr(os, "listdir", forbidden)
-    with pytest.raises(PermissionError, match="Permission denied"):
+    with pytest.raises(ValueError, match="test must be a directory"):
         find_pairs(tmp_path)
 
 

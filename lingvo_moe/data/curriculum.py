@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveFloat, PositiveInt
-from lingvo_moe.core.lines import is_blank
 from lingvo_moe.core.patterns import Factors, check_found, first_match
 from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
@@ -204,8 +203,8 @@ def check_names(corpora: Sequence[Corpus], stages: Sequence[Stage]) -> None:
     """Checks the names of corpora, and the order of stages.
 
     Raises:
-        ValueError: two corpora have the same name, a tag is blank, stages are not in order of
-            steps, or a stage names an unknown corpus or one corpus twice.
+        ValueError: two corpora have the same name, stages are not in order of steps, or a stage
+            names an unknown corpus.
     """
     names = [MAIN, *(corpus.name for corpus in corpora)]
     repeated = [name for name, count in Counter(names).items() if count > 1]
@@ -218,19 +217,7 @@ def check_names(corpora: Sequence[Corpus], stages: Sequence[Stage]) -> None:
         raise ValueError(
             f"input.stages must be in order of from_step, each step once, got {steps}."
         )
-    for corpus in corpora:
-        if corpus.tag and is_blank(corpus.tag):
-            raise ValueError(
-                f"input.corpora: the tag {corpus.tag!r} of {corpus.name} has only spaces; give a "
-                f'text such as "<bt>", or "" for none.'
-            )
     for stage in stages:
-        weighted = [name for name, _ in stage.weights]
-        if len(set(weighted)) < len(weighted):
-            raise ValueError(
-                f"input.stages: each corpus has one weight, got {stage.weights} from step "
-                f"{stage.from_step}."
-            )
         if unknown := [name for name, _ in stage.weights if name not in names]:
             raise ValueError(
                 f"input.stages: no corpus is named {unknown[0]!r}; give one of {names}."

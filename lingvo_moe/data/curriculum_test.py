@@ -3,7 +3,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe.core.params import from_fields, override, to_fields
 from lingvo_moe.data.curriculum import Corpus, Stage, identity
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo
 from lingvo_moe.data.pipeline import InputParams, TrainInput
@@ -68,14 +67,6 @@ def test_a_named_pair_may_have_text_in_a_further_corpus_alone(tmp_path):
         only.curriculum(dataset)
 
 
-def test_a_factor_counts_also_for_a_pair_that_is_alone_in_its_corpus(tmp_path):
-    dataset = _make(tmp_path / "main", {"de-en": 0, "fr-en": 10})
-    _make(tmp_path / "mined", {"de-en": 10})
-    mined = Corpus(name="mined", data=str(tmp_path / "mined"))
-    params = InputParams(corpora=(mined,), pair_factors=(("de", 3.0),))
-    assert _at(params, dataset, 0) == pytest.approx({"fr-en": 0.25, "de-en (mined)": 0.75})
-
-
 def test_examples_are_counted_in_all_corpora(dataset, mined):
     everything = InputParams(corpora=(mined,)).curriculum(dataset).examples
     assert everything == {"de-en": 20, "fr-en": 10 + 30, "sw-en": 10 + 10}
@@ -98,21 +89,6 @@ def test_stages_by_hand(dataset, mined):
     at = [curriculum.at(step) for step in range(40)]
     for steps in (1, 10, 17, 40):
         assert curriculum.shares(steps) == pytest.approx(np.mean(at[:steps], axis=0))
-
-
-def test_the_stages_text_is_read_back():
-    text = (
-        "input.stages=(Stage(from_step=5,pairs=('de-en',),weights=(('data',0.5),)),"
-        "Stage(from_step=9,temperature=1,pair_factors=(('de',2),)))"
-    )
-
-    @dataclasses.dataclass(frozen=True)
-    class Model:
-        input: InputParams = InputParams()
-
-    changed = override(Model(), [text])
-    assert [stage.from_step for stage in changed.input.stages] == [5, 9]
-    assert from_fields(Model, to_fields(changed), "x") == changed
 
 
 def _first_pieces(batch):

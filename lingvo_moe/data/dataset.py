@@ -340,10 +340,9 @@ def _open_files():
 
 def _from_json(directory, fields) -> Dataset:
     """The Dataset that the fields of dataset.json describe; ValueError if they contradict."""
-    hints = {"pairs": list, "tags": dict[str, int], "vocabularies": dict}
-    check_fields(fields, hints | {"checks": dict[str, dict[str, int]]}, FILE)
-    checksums = fields.get("checksums", {})
-    check_fields({"checksums": checksums}, {"checksums": dict[str, str]}, FILE)
+    texts = {"checksums": dict[str, str], "forms": dict[str, str], "tags_on_both_sides": bool}
+    hints = {"pairs": list, "tags": dict[str, int], "checks": dict[str, dict[str, int]], **texts}
+    check_fields(fields, hints | {"vocabularies": dict}, FILE)
     check_fields(fields["vocabularies"], dict.fromkeys(SIDES, dict), f"{FILE}: vocabularies")
     for side in SIDES:
         source = f"{FILE}: vocabularies: {side}"
@@ -355,24 +354,21 @@ def _from_json(directory, fields) -> Dataset:
     for pair in pairs:
         if pair.target not in fields["tags"]:
             raise ValueError(f"{FILE} has pair {pair.name} and no tag of language {pair.target!r}.")
-    hashes = {side: fields["vocabularies"][side]["sha256"] for side in SIDES}
-    both = fields.get("tags_on_both_sides", False)
-    if not isinstance(both, bool):
-        raise ValueError(f"{FILE}: 'tags_on_both_sides' must be true or false, got {both!r:.60}.")
-    forms = fields.get("forms", {})
-    check_fields({"forms": forms}, {"forms": dict[str, str]}, FILE)
     return Dataset(
-        directory, pairs, fields["tags"], hashes, fields["checks"], checksums, both, forms
+        directory,
+        pairs,
+        fields["tags"],
+        {side: fields["vocabularies"][side]["sha256"] for side in SIDES},
+        fields["checks"],
+        **{name: fields[name] for name in texts},
     )
 
 
 def _pair_from_json(index, fields) -> PairInfo:
     hints = typing.get_type_hints(PairInfo)
-    del hints["index"], hints["length_ratio"]
+    del hints["index"]
     check_fields(fields, hints, f"{FILE}: pairs[{index}]")
-    ratio = {"length_ratio": fields.get("length_ratio", 0.0)}
-    check_fields(ratio, {"length_ratio": float}, f"{FILE}: pairs[{index}]")
-    pair = PairInfo(index=index, **ratio, **{name: fields[name] for name in hints})
+    pair = PairInfo(index=index, **{name: fields[name] for name in hints})
     for shards in pair.shards.values():
         for shard in shards:
             if shard.startswith("/") or ".." in shard.split("/"):

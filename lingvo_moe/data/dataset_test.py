@@ -104,7 +104,7 @@ def test_identity_is_of_the_contents(dataset):
     """The same examples written again are the same data; another example or order is not."""
     loaded = Dataset.load(dataset.directory)
     examples = list(loaded.read_shard(SHARD))
-    _change(loaded, lambda fields: fields.pop("checksums"))
+    _change(loaded, lambda fields: fields.update(checksums={}))
     assert Dataset.load(dataset.directory).sha256 == loaded.sha256  # computed from the shards
     write_records(dataset.directory / SHARD, examples)
     dataset.save()
@@ -119,15 +119,6 @@ def test_a_shard_that_is_another_file(dataset):
     loaded = Dataset.load(dataset.directory)
     with pytest.raises(OSError, match=rf"{SHARD} is not the file that dataset\.json describes"):
         loaded.examples("test", "de-en")
-
-
-def test_the_first_examples_need_no_more_of_the_file(dataset):
-    loaded = Dataset.load(dataset.directory)
-    first, second = loaded.examples("test", "de-en")
-    assert [e.source_text for e in loaded.first_examples("test", "de-en", 1)] == [first.source_text]
-    assert len(list(loaded.first_examples("test", "de-en", 9))) == 2
-    assert list(loaded.first_examples("train", "de-en", 9)) == []
-    assert second.source_text != first.source_text
 
 
 def test_ids_that_the_vocabulary_does_not_have(dataset):

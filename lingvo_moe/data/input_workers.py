@@ -18,7 +18,7 @@ import numpy as np
 
 from lingvo_moe.core import child
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.pipeline import Batches, InputParams, InputPosition, Part, TrainInput
+from lingvo_moe.data.pipeline import Batches, InputPosition, Part, TrainInput
 
 
 @contextlib.contextmanager
@@ -30,31 +30,15 @@ def packed_by(workers: int, source: TrainInput) -> Iterator[Batches]:
             virtual shards.
         source: the input. The workers start with the first batch and continue from its position.
             With workers, the position of `source` itself does not change.
-
-    Raises:
-        ValueError: the number is negative, or workers cannot import a modifier.
     """
-    if workers < 0:
-        raise ValueError(f"input_workers must be >= 0, got {workers}; 0 packs in this process.")
     if not workers:
         yield source
         return
-    _check_importable(source.params, workers)
     pool = _Pool(source, workers)
     try:
         yield pool
     finally:
         pool.close()
-
-
-def _check_importable(params: InputParams, workers: int) -> None:
-    for modifier in map(type, params.modifiers):
-        if modifier.__module__ == "__main__" or "<locals>" in modifier.__qualname__:
-            raise ValueError(
-                f"input_workers={workers}: the workers cannot import the modifier "
-                f"{modifier.__qualname__}, because a script, a notebook or a function defines it. "
-                f"Define it in a module of its own, or use input_workers=0."
-            )
 
 
 class _Packed(NamedTuple):

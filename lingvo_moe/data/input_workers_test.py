@@ -13,7 +13,6 @@ from lingvo_moe.core import plugins
 from lingvo_moe.core.params import override
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.input_workers import packed_by
-from lingvo_moe.data.modifiers.typos import Typos
 from lingvo_moe.data.pipeline import InputParams, Part, Prefetcher, TrainInput
 from lingvo_moe.testing.tiny_world import dataset
 
@@ -185,15 +184,3 @@ def test_workers_end_in_silence_when_their_parent_is_killed():
         # The workers have the other end of this pipe too.
         assert process.stderr.read() == ""
         assert time.monotonic() - killed < 30
-
-
-def test_what_no_worker_can_do():
-    local = dataclasses.make_dataclass("Local", [], bases=(Typos,), frozen=True)
-    local.__module__ = "__main__"
-    for workers, modifiers, message in (
-        (-1, (), r"input_workers must be >= 0, got -1; 0 packs in this process\."),
-        (2, (local(),), r"input_workers=2: the workers cannot import the modifier Local, because"),
-    ):
-        params = dataclasses.replace(PARAMS, modifiers=modifiers)
-        with pytest.raises(ValueError, match=message), packed_by(workers, _input(params)):
-            pass

@@ -52,11 +52,6 @@ def test_every_character(form):
     assert normalize([unicodedata.normalize(form, t) for t in texts]) == [_nfc(t) for t in texts]
 
 
-def test_texts_of_several_marks():
-    texts = ["Tiếng Việt ở Huế, Ngữ", "한국어 문장", "שִׁבֹּלֶת", "اللَّٰه", "ᾧ ΐ", "Ẹ̀kọ́ ńlá", "ó͘ tâi"]
-    assert normalize([unicodedata.normalize("NFD", text) for text in texts]) == texts
-
-
 def test_white_space_and_marks_that_spell_nothing():
     spaces = "\t\n\x85\xa0\u2003\u2028\u202f\u3000"
     assert normalize([f" \ufeff a{space}\u200e {space}b\u200b " for space in spaces]) == ["a b"] * 8

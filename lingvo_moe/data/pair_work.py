@@ -79,7 +79,7 @@ class PairWork:
     @functools.cached_property
     def _block_lines(self) -> dict[str, list[int]]:
         paths = {split: self.text_path(split) / "lines.json" for split in self.pair.files}
-        return {split: read_piece(path, _read_counts) for split, path in paths.items()}
+        return {s: json.loads(path.read_bytes()) for s, path in paths.items()}
 
     def block(self, split: str, number: int) -> list[SentencePair]:
         """The lines of a block; with `dev_spelling` those of train are spelled as dev."""
@@ -96,16 +96,9 @@ class PairWork:
         return [spelling((line[side] for line in lines), share=0.9) for side in (0, 1)]
 
     def _read_block(self, split: str, number: int) -> list[SentencePair]:
-        path, count = self.text_path(split) / f"{number:06}", self.block_lines(split)[number]
-
-        def read(path):
-            lines = path.read_bytes().decode("utf-8").split("\n")  # "\r" can be part of a line
-            if len(lines) != 2 * count + 1:
-                raise ValueError(f"{len(lines)} lines, not {2 * count + 1}")
-            return lines[:-1:2], lines[1::2]
-
-        # Its directory, because only without lines.json the text is cut again.
-        sides = read_piece(path, read, path.parent)
+        path = self.text_path(split) / f"{number:06}"
+        lines = path.read_bytes().decode("utf-8").split("\n")  # "\r" can be part of a line
+        sides = lines[:-1:2], lines[1::2]
         return list(map(SentencePair, *(sides[::-1] if split in self.pair.turned else sides)))
 
     # Checks
@@ -129,15 +122,7 @@ class PairWork:
             verdicts = np.zeros(len(lines), np.uint8)
             for code, rule in enumerate(self.rules if split == "train" else self.rules[:1], 1):
                 for i in np.flatnonzero(verdicts == KEPT):
-                    try:
-                        dropped = rule.drops(lines[i], languages)
-                    except Exception as error:  # a user's rule
-                        line = sum(self.block_lines(split)[:number]) + i + 1
-                        raise ValueError(
-                            f"The cleaning rule {rule.name} failed on line {line} of {split} of "
-                            f"{self.pair.name}: {error!r}. Correct the rule, or leave it out."
-                        ) from error
-                    if dropped:
+                    if rule.drops(lines[i], languages):
                         verdicts[i] = code
             if split == "train":
                 kept = np.flatnonzero(verdicts == KEPT)
@@ -253,15 +238,7 @@ class PairWork:
 
     def verdicts(self, split: str, number: int) -> np.ndarray:
         """uint8 [lines of the block]: KEPT, REPEATED, HELD_OUT, or the number of a rule."""
-        count = self.block_lines(split)[number]
-
-        def read(path):
-            verdicts = np.fromfile(path, np.uint8)
-            if len(verdicts) != count:
-                raise ValueError(f"{len(verdicts)} bytes, not {count}")
-            return verdicts
-
-        verdicts = read_piece(self._path("checks", split, number), read)
+        verdicts = np.fromfile(self._path("checks", split, number), np.uint8)
         if split == "train":
             start = self._starts[number]
             for path in self._repeats_paths:
@@ -483,13 +460,6 @@ def _save_held_targets(path: Path, pairs: Sequence[PairWork], progress) -> None:
 def held_targets_path(work: Work, language: str) -> Path:
     """The file of `held_targets` of a language."""
     return work.directory / "held_out" / f"{language}.npy"
-
-
-def _read_counts(path: Path) -> list[int]:
-    counts = json.loads(path.read_text("utf-8"))
-    if not isinstance(counts, list) or not all(type(count) is int for count in counts):
-        raise ValueError("no list of numbers")
-    return counts
 
 
 def _map(path: Path) -> np.ndarray:

@@ -9,7 +9,6 @@ import math
 import os
 import queue
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -63,9 +62,6 @@ class InputParams(Params):
                 f"input.virtual_shards must divide input.batch_size={self.batch_size}, got "
                 f"{self.virtual_shards}."
             )
-        repeated = [pair for pair, count in Counter(self.pairs).items() if count > 1]
-        if repeated:
-            raise ValueError(f"input.pairs must name a pair once; repeated: {', '.join(repeated)}.")
         check_names(self.corpora, self.stages)
 
     def curriculum(self, dataset: Dataset) -> Curriculum:

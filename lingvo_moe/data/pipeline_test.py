@@ -162,18 +162,6 @@ def _joined(states):
     return joined
 
 
-def test_a_process_may_pack_all_shards_and_save_one(tmp_path):
-    """Of three processes the second reads rows of both shards; each shard is saved once."""
-    dataset = _make(tmp_path, [7, 40])
-    params = InputParams(batch_size=12, source_length=12, target_length=10, virtual_shards=2)
-    rows = np.repeat(np.eye(3, dtype=bool), 4, axis=1)
-    whole = TrainInput(dataset, params, 5)
-    parts = [TrainInput(dataset, params, 5, Part.of(rows, i, 2)) for i in range(3)]
-    for one in [whole, *parts]:
-        one.next_batch()
-    assert _equal(_joined([one.state() for one in parts]), whole.state())
-
-
 @pytest.mark.parametrize("pairs", [(), ("x1-en",)])
 def test_resuming_anywhere_gives_the_same_batches(tmp_path, pairs):
     dataset = _make(tmp_path, [1, 7, 40], shards=3)
@@ -200,9 +188,7 @@ def test_state_of_other_pairs(tmp_path):
     dataset = _make(tmp_path, [5, 5])
     state = TrainInput(dataset, InputParams(), seed=1).state()
     one = InputParams(pairs=("x1-en",))
-    with pytest.raises(
-        ValueError, match=r"has 2 pairs and 4 virtual shards, this one 1 and 4; train"
-    ):
+    with pytest.raises(ValueError, match="has 2 pairs and 4 virtual shards"):
         TrainInput(dataset, one, seed=1).restore(state)
 
 
@@ -247,9 +233,7 @@ def test_too_long_examples_are_passed_over(tmp_path):
 def test_nothing_fits(tmp_path, monkeypatch):
     monkeypatch.setattr(virtual_shard, "MOST_SKIPPED", 100)
     batches = TrainInput(_make(tmp_path, [4]), InputParams(source_length=2), seed=1)
-    with pytest.raises(
-        ValueError, match=r"do not fit rows of 2 and 64 tokens; raise input\.source"
-    ):
+    with pytest.raises(ValueError, match="do not fit rows of 2 and 64 tokens; raise"):
         batches.next_batch()
 
 
@@ -269,22 +253,13 @@ def test_unknown_and_empty_pairs(tmp_path):
 def test_a_shard_of_another_length(tmp_path):
     dataset = _make(tmp_path, [4])
     write_records(tmp_path / "train/x0-en-0", [Example(np.array([4, 2]), np.array([2]))] * 3)
-    with pytest.raises(
-        OSError, match=r"train/x0-en-0 has 3 examples where dataset\.json implies 4"
-    ):
+    with pytest.raises(OSError, match=r"x0-en-0 has 3 examples where .* implies 4"):
         TrainInput(dataset, PARAMS, seed=1).next_batch()
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"pairs": ("a-b", "c-b", "a-b")}, "must name a pair once; repeated: a-b"),
-    ],
-)
-def test_bad_params(fields, message):
-    with pytest.raises(ValueError, match=message):
-        InputParams(**fields)
+def test_virtual_shards_divide_the_batch():
+    with pytest.raises(ValueError, match=r"must divide input\.batch_size=6, got 4"):
+        InputParams(batch_size=6, virtual_shards=4)
 
 
 def test_eval_batches_hold_every_example_once(tmp_path):

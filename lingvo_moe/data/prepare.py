@@ -34,8 +34,6 @@ from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.data.work import STAGES, Work, digest_of
 from lingvo_moe.reporting.table import Table
 
-__all__ = ["MAKER", "PrepareParams", "format_dataset", "prepare", "prepare_synthetic"]
-
 MAKER = "lingvo-moe-prepare"
 _CURE = f"Give the same corpus and options to go on, or {REPLACE} to start again."
 _LINES = 20  # about differences between the splits
@@ -107,16 +105,8 @@ def prepare(
         OSError: something cannot be read or written, or the pipeline has failed.
         ImportError: `beam` is given, but apache-beam is not installed.
     """
-    if beam is not None and processes is not None:
-        raise ValueError(
-            f"processes={processes} is for this machine, but the options {list(beam)} of a Beam "
-            f"pipeline are given too. Leave processes out; the number of workers is an option of "
-            f"the pipeline's runner."
-        )
     if processes is None:
         processes = 1 if beam is not None else len(os.sched_getaffinity(0))
-    if processes < 1 or memory_mb < 1:
-        raise ValueError(f"processes and memory_mb must be >= 1, got {processes} and {memory_mb}.")
     check_tags(params)
     run = _on_this_machine(processes, report) if beam is None else _in_a_pipeline(beam)
     _check_apart(corpus, output)

@@ -103,14 +103,8 @@ class PrepareParams(Params):
 
     def __post_init__(self):
         super().__post_init__()
-        names = [Empty.name, *(rule.name for rule in self.cleaning)]
-        if len(set(names)) < len(names) or len(names) > 100:
+        names = [*OTHER_COUNTS, Empty.name, *(rule.name for rule in self.cleaning)]
+        if len(set(names)) < len(names):
             raise ValueError(
-                f"cleaning must have each rule at most once; with the one that is always in use "
-                f"it has {', '.join(names)}."
-            )
-        if taken := set(names) & set(OTHER_COUNTS):
-            raise ValueError(
-                f"cleaning: a rule cannot have the name {taken.pop()!r}, because other counts of "
-                f"preparation are named {', '.join(OTHER_COUNTS)}. Give it another name."
+                f"cleaning: each rule once, with a name of its own; there are {', '.join(names)}."
             )

@@ -3,7 +3,6 @@ import errno
 import functools
 import os
 import resource
-import shutil
 from pathlib import Path
 
 import pytest
@@ -104,17 +103,6 @@ def test_train_is_spelled_as_dev_only_when_asked(tmp_path):
     assert asked.examples("test", "a-b")[0].target_text.startswith("ra’a")
 
 
-def test_held_out_targets_are_left_out_of_train_of_every_pair(corpus, tmp_path):
-    (corpus / "train/eo-en.en").write_text("".join(f"{t}\n" for t in ["the bird", *"abcdefgh"]))
-    counted = prepare(corpus, tmp_path / "counted", PARAMS)
-    assert [c["targets_in_train"] for c in counted.checks.values()] == [2, 0]
-    params = dataclasses.replace(PARAMS, held_out_targets=True)
-    dataset = prepare(corpus, tmp_path / "data", params)
-    assert [pair.examples["train"] for pair in dataset.pairs] == [2, 8]
-    assert [c["held_out_in_train"] for c in dataset.checks.values()] == [2, 1]
-    assert [c["targets_in_train"] for c in dataset.checks.values()] == [0, 0]
-
-
 def test_examples_are_tagged_and_end(corpus, tmp_path):
     dataset = prepare(corpus, tmp_path / "data", PARAMS)
     first = dataset.examples("train", "de-en")[0]
@@ -123,12 +111,6 @@ def test_examples_are_tagged_and_end(corpus, tmp_path):
     assert dataset.target_vocabulary.decode([first.target.tolist()]) == ["the cat"]
     assert (first.source_text, first.target_text) == ("", "")
     assert [e.target_text for e in dataset.examples("test", "de-en")] == ["one house", "the dog"]
-
-
-def test_preparing_twice_gives_the_same_bytes(corpus, tmp_path):
-    for name in ("one", "two"):
-        prepare(corpus, tmp_path / name, PARAMS)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -162,19 +144,6 @@ def test_tags_on_both_sides_need_one_vocabulary(corpus, tmp_path):
     example, tags = dataset.examples("train", "de-en")[0], dataset.source_vocabulary.tags
     assert (example.source[0], example.target[0]) == (tags["de"], tags["en"])
     assert dataset.target_vocabulary.tags == tags
-
-
-def test_both_directions(corpus, tmp_path):
-    params = PrepareParams(source_vocab_size=320, target_vocab_size=310, both_directions=True)
-    dataset = prepare(corpus, tmp_path / "data", params)
-    assert [pair.name for pair in dataset.pairs] == ["de-en", "en-de", "en-eo", "eo-en"]
-    assert set(dataset.tags) == {"de", "en", "eo"}
-    first = dataset.examples("train", "en-de")[0]
-    assert first.source[0] == dataset.tags["de"]
-    assert dataset.source_vocabulary.decode([first.source.tolist()]) == ["the cat"]
-    assert dataset.target_vocabulary.decode([first.target.tolist()]) == ["die Katze"]
-    # "the dog" is an English source of test now.
-    assert dataset.checks["en-de"]["held_out_in_train"] == 1
 
 
 def test_by_default_a_model_sees_a_text_alike_however_it_is_coded(corpus, tmp_path):
@@ -291,15 +260,6 @@ def test_pieces_may_be_on_another_disk(corpus, tmp_path, monkeypatch):
     assert not any((tmp_path / "large").iterdir())
 
 
-def test_other_vocabularies_to_extend_are_other_work(corpus, tmp_path, monkeypatch):
-    old = prepare(corpus, tmp_path / "old", PARAMS)
-    params = dataclasses.replace(PARAMS, extend=str(old.directory), new_pieces=0)
-    interrupt(corpus, tmp_path / "data", params, monkeypatch)
-    shutil.copy(old.directory / "target.model", old.directory / "source.model")
-    with pytest.raises(ValueError, match=r"was started with --extend=[0-9a-f]{64} and [0-9a-f]"):
-        prepare(corpus, tmp_path / "data", params)
-
-
 def test_a_changed_plugin_is_other_work(corpus, tmp_path, monkeypatch, fresh_plugins):
     plugin = tmp_path / "own_rule_of_prepare_test.py"
     plugin.write_text("RULE = 1\n")
@@ -380,13 +340,6 @@ class TestSynthetic:
         small.write(tmp_path / "data_raw")  # as a run that is killed before its dataset is complete
         dataset = prepare_synthetic(tmp_path / "data", PARAMS, raw=small)
         assert dataset.pair("qna-en").examples == {"train": 40, "dev": 4, "test": 4}
-
-
-def test_a_failure_leaves_no_dataset(corpus, tmp_path):
-    (corpus / "test/de-en.en").write_text("one line\n")
-    with pytest.raises(ValueError, match="has 2 lines and"):
-        prepare(corpus, tmp_path / "data", PARAMS)
-    assert os.listdir(tmp_path) == ["corpus"]
 
 
 def test_when_no_line_is_kept_the_reasons_are_told(corpus, tmp_path):

@@ -11,7 +11,6 @@ import time
 import pytest
 
 from lingvo_moe.data import blocks, pair_work
-from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.cleaning.copied import Urls
 from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.cleaning.sameness import Near
@@ -129,15 +128,6 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
     assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320)
 
 
-def test_a_block_of_which_nothing_is_kept_has_no_example(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "_BLOCK_LINES", 2)
-    train = [("a", "b"), ("c", "d"), ("a", "b"), ("c", "d"), ("e", "f")]
-    _write(tmp_path / "corpus", "de-en", {"train": train})
-    dataset = prepare(tmp_path / "corpus", tmp_path / "data", PrepareParams(**SIZES))
-    ids = [example.source.tolist() for example in dataset.examples("train", "de-en")]
-    assert dataset.source_vocabulary.decode(ids) == ["a", "c", "e"]
-
-
 def test_blocks_end_at_many_characters(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "_BLOCK_CHARACTERS", 50)
     lines = [SentencePair("x" * 20, "y" * 10)] * 5
@@ -170,14 +160,6 @@ def test_near_duplicates_and_rules_are_left_out_of_train_alone(tmp_path):
         "targets_changed": 0,
         "too_long": 0,
     }
-
-
-@pytest.mark.parametrize("blank", ["", "\u3000", "\xa0", "\u200b", "\ufeff"])
-def test_blank_sides_are_empty(blank):
-    rule = Empty()
-    assert rule.drops(("eins", blank), ("de", "en"))
-    assert rule.drops((blank, "one"), ("de", "en"))
-    assert not rule.drops(("eins", "one"), ("de", "en"))
 
 
 def test_other_characters_stay_in_their_lines(tmp_path):

@@ -38,36 +38,18 @@ def test_a_long_line_takes_little_time():
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "HELLO",
-        "I AM",
-        "NO ENTRY!",
-        "ПРИВЕТ",
-        "STRAßE 1",
-        "LA 1ª VEZ",
-        "E\u0301TE\u0301 X",
-        "D\u02bcOR X",
-    ],
-)
+    ["HELLO", "I AM", "NO ENTRY!", "ПРИВЕТ", "STRAßE 1", "LA 1ª VEZ",
+     "E\u0301TE\u0301 X", "D\u02bcOR X"],
+)  # fmt: skip
 def test_lines_in_capitals(text):
     assert shouted(text)
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "NATO",
-        "USB 3.0",
-        "A",
-        "HELLo WORLD",
-        "NBA 和 CBA",
-        "ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ",
-        "ႠႡႢ ႣႤႥ",
-        "გამა",
-        "שלום",
-        "102",
-    ],
-)
+    ["NATO", "USB 3.0", "A", "HELLo WORLD", "NBA 和 CBA",
+     "ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ", "ႠႡႢ ႣႤႥ", "გამა", "שלום", "102"],
+)  # fmt: skip
 def test_acronyms_and_scripts_without_case_are_not_in_capitals(text):
     assert not shouted(text)
 

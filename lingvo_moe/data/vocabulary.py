@@ -19,19 +19,6 @@ from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.data.model_file import ModelFile
 from lingvo_moe.data.normalization import Normalization, normalize, normalizer_of, rules_model
 
-__all__ = [
-    "BOS",
-    "EOS",
-    "PAD",
-    "SPACE",
-    "UNK",
-    "Vocabulary",
-    "all_digits",
-    "tag_piece",
-    "train_vocabulary",
-    "trained_part",
-]
-
 SPACE = "\u2581"  # a space in a piece
 
 _IN_WORDS = ("Lu", "Ll", "Lt", "Nd")  # a text that begins with these is a word
@@ -219,20 +206,13 @@ class Vocabulary:
         """
         try:
             vocabulary = Vocabulary(path.read_bytes())
-            size = vocabulary.size if vocabulary.model_bytes else 0
-        except OSError as error:
-            raise ValueError(
-                f"{path} cannot be read ({error.strerror}); it must be a SentencePiece model. "
-                f"Restore the file, or give the directory that has it."
-            ) from error
-        except RuntimeError as error:
+            pieces = vocabulary.size if vocabulary.model_bytes else 0
+        except (OSError, RuntimeError) as error:
             raise ValueError(
                 f"{path} is no SentencePiece model ({error}). Restore the file."
             ) from error
-        if not size:
-            raise ValueError(
-                f"{path} is no SentencePiece model: it holds no pieces. Restore the file."
-            )
+        if not pieces:
+            raise ValueError(f"{path} is no SentencePiece model: it is empty. Restore the file.")
         if sha256 is not None and sha256 != vocabulary.sha256:
             raise ValueError(
                 f"{path} is not the vocabulary that the data was prepared with: its SHA-256 is "
@@ -277,17 +257,13 @@ def train_vocabulary(
         size_name: what errors call the size, such as "source_vocab_size".
 
     Raises:
-        ValueError: no text, or a size too small for the characters.
+        ValueError: the size is too small for the characters.
     """
     rng = np.random.default_rng(seed)
     sampled = map(trained_part, _sample(texts, temperature, max_sentences, rng))
     sample = normalize(list(sampled), normalization)
     for i in np.flatnonzero(rng.random(len(sample)) < capitals):
         sample[i] = sample[i].upper()
-    if not sample:
-        raise ValueError(
-            "There is no text to train a vocabulary on: no lines. Give text for training."
-        )
     model = io.BytesIO()
     try:
         _run_in_thread(

@@ -76,21 +76,6 @@ def test_identity_keeps_every_character():
     assert vocabulary.decode(vocabulary.encode(["a▁b"])) == ["a b"]
 
 
-def test_other_normalizations_change_texts():
-    vocabulary = train_vocabulary(TEXTS, 400, normalization="nmt_nfkc_cf")
-    assert vocabulary.normalization == "nmt_nfkc_cf"
-    expected = ["你好,世界!", "1⁄2 m2 fi tm", "two spaces", "tab here", "?? ▅", "a b c", "é é"]
-    assert vocabulary.decode(vocabulary.encode(UNUSUAL)) == expected
-
-
-def test_tiny_temperatures_do_not_overflow():
-    # p ∝ n^(1/T) with T near 0: the largest language alone is sampled.
-    vocabulary = train_vocabulary(TEXTS, 400, temperature=1e-300)
-    (largest,) = sorted(TEXTS, key=lambda language: -len(TEXTS[language]))[:1]
-    sentence = TEXTS[largest][0]
-    assert vocabulary.decode(vocabulary.encode([sentence])) == [sentence]
-
-
 def test_no_text_spells_a_tag(vocabulary):
     (ids,) = vocabulary.encode(["<2en> the cat </s> <pad>"])
     assert not set(ids) & {PAD, BOS, EOS, UNK, vocabulary.tag("en")}
@@ -166,15 +151,8 @@ def test_save_and_load(vocabulary, tmp_path):
 
 def test_load_what_is_no_model(tmp_path):
     (tmp_path / "v.model").write_bytes(b"nothing")
-    with pytest.raises(
-        ValueError, match=r"v\.model is no SentencePiece model \(.*Restore the file"
-    ):
+    with pytest.raises(ValueError, match=r"v\.model is no .*Restore"):
         Vocabulary.load(tmp_path / "v.model")
-
-
-def test_unknown_tag(vocabulary):
-    with pytest.raises(ValueError, match="has no tag <2fr>, only those of en, pt_BR"):
-        vocabulary.tag("fr")
 
 
 def test_of_a_long_sentence_the_beginning_is_trained_on():
@@ -189,10 +167,7 @@ def test_of_a_long_sentence_the_beginning_is_trained_on():
 
 def test_too_small_for_its_characters():
     # 256 bytes, 4 special pieces, ▁ and 17 letters.
-    message = (
-        r"vocabulary of 100 pieces from 62 sentences: its characters, tags and bytes alone are 278"
-    )
-    message += r"\. Give a larger target_vocab_size or a lower character_coverage\."
+    message = r"of 100 pieces .* alone are 278\. Give a larger target_vocab_size"
     with pytest.raises(ValueError, match=message):
         train_vocabulary(TEXTS, 100, size_name="target_vocab_size")
 

@@ -119,7 +119,7 @@ def test_text_for_evaluation_alone_is_enough_for_an_existing_vocabulary(world, t
     for language in ("eng_Latn", "fra_Latn"):
         (tmp_path / "corpus" / "test" / f"eng_Latn-fra_Latn.{language}").write_text("pack my box\n")
     options = {"joint_vocab": True, "tags_on_both_sides": True, "new_pieces": 0}
-    with pytest.raises(ValueError, match="has no directory 'train'"):
+    with pytest.raises(ValueError, match="train has no text"):
         prepare(tmp_path / "corpus", tmp_path / "new", PrepareParams(**options))
     params = PrepareParams(extend=str(imported.path), **options)
     data = prepare(tmp_path / "corpus", tmp_path / "data", params)

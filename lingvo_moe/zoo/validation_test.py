@@ -93,7 +93,6 @@ def test_no_field_takes_a_value_of_another_type_or_a_number_that_is_none(params)
         ("train.patience=0", "patience must be >= 1 or None, got 0"),
         ("decoding.beam_size=10000", "beam_size must be 1 to 64, got 10000"),
         ("input.temperature=-1", "temperature must be > 0, got -1.0"),
-        ("input.pairs=('a-b', 'a-b')", "input.pairs must name a pair once; repeated: a-b"),
         ("sharding.rules=(('BG', ('data',)),)", "rules must be for single letters, got (('BG'"),
     ],
 )

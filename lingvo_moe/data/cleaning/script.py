@@ -3,76 +3,48 @@
 import dataclasses
 import functools
 import unicodedata
-from collections.abc import Mapping
 
 from lingvo_moe.core.fields import Share
 from lingvo_moe.data.cleaning.base import CleaningRule
 
-# Script, the first word of its letters' names in Unicode -> languages written only in it.
-_LANGUAGES = {
-    "ARABIC": "ar arz ary fa ur ps ckb ug",
-    "ARMENIAN": "hy",
-    "BENGALI": "bn as",
-    "CJK": "zh yue lzh wuu",
-    "CYRILLIC": "ru uk be bg mk kk ky mn tg ba tt cv",
-    "DEVANAGARI": "hi mr ne sa bho mai",
-    "ETHIOPIC": "am ti",
-    "GEORGIAN": "ka xmf",
-    "GREEK": "el",
-    "GUJARATI": "gu",
-    "GURMUKHI": "pa",
-    "HANGUL": "ko",
-    "HEBREW": "he yi",
-    "KANNADA": "kn",
-    "KHMER": "km",
-    "LAO": "lo",
-    "LATIN": (
-        "af az br ca cs cy da de en eo es et eu fi fo fr fy ga gd gl hr hu id is it ku la lb lt lv "
-        "mg ms mt nb nl nn no oc pl pt ro sk sl sq sv sw tl tr vi"
-    ),
-    "MALAYALAM": "ml",
-    "MYANMAR": "my",
-    "ORIYA": "or",
-    "SINHALA": "si",
-    "TAMIL": "ta",
-    "TELUGU": "te",
-    "THAANA": "dv",
-    "THAI": "th",
-    "TIBETAN": "bo dz",
-}
-_OF_LANGUAGE = {
-    language: {script} for script, codes in _LANGUAGES.items() for language in codes.split()
-} | {"ja": {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"}}
-# Scripts in the codes of some languages, such as sr_Cyrl (ISO 15924).
-_CODES: Mapping[str, set[str]] = {
-    "Arab": {"ARABIC"},
-    "Armn": {"ARMENIAN"},
-    "Beng": {"BENGALI"},
-    "Cyrl": {"CYRILLIC"},
-    "Deva": {"DEVANAGARI"},
-    "Ethi": {"ETHIOPIC"},
-    "Geor": {"GEORGIAN"},
-    "Grek": {"GREEK"},
-    "Gujr": {"GUJARATI"},
-    "Guru": {"GURMUKHI"},
-    "Hang": {"HANGUL"},
-    "Hans": {"CJK"},
-    "Hant": {"CJK"},
-    "Hebr": {"HEBREW"},
-    "Jpan": {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"},
-    "Khmr": {"KHMER"},
-    "Knda": {"KANNADA"},
-    "Laoo": {"LAO"},
-    "Latn": {"LATIN"},
-    "Mlym": {"MALAYALAM"},
-    "Mymr": {"MYANMAR"},
-    "Orya": {"ORIYA"},
-    "Sinh": {"SINHALA"},
-    "Taml": {"TAMIL"},
-    "Telu": {"TELUGU"},
-    "Thai": {"THAI"},
-    "Tibt": {"TIBETAN"},
-}
+# A script's code (ISO 15924), the first word of its letters' names in Unicode, and the languages
+# that are written only in it.
+_SCRIPTS = """
+Arab ARABIC ar arz ary fa ur ps ckb ug
+Armn ARMENIAN hy
+Beng BENGALI bn as
+Cyrl CYRILLIC ru uk be bg mk kk ky mn tg ba tt cv
+Deva DEVANAGARI hi mr ne sa bho mai
+Ethi ETHIOPIC am ti
+Geor GEORGIAN ka xmf
+Grek GREEK el
+Gujr GUJARATI gu
+Guru GURMUKHI pa
+Hang HANGUL ko
+Hans CJK zh yue lzh wuu
+Hant CJK
+Hebr HEBREW he yi
+Jpan CJK,HIRAGANA,KATAKANA,KATAKANA-HIRAGANA ja
+Khmr KHMER km
+Knda KANNADA kn
+Laoo LAO lo
+Latn LATIN af az br ca cs cy da de en eo es et eu fi fo fr fy ga gd gl hr hu id is it ku
+Latn LATIN la lb lt lv mg ms mt nb nl nn no oc pl pt ro sk sl sq sv sw tl tr vi
+Mlym MALAYALAM ml
+Mymr MYANMAR my
+Orya ORIYA or
+Sinh SINHALA si
+Taml TAMIL ta
+Telu TELUGU te
+Thaa THAANA dv
+Thai THAI th
+Tibt TIBETAN bo dz
+"""
+_CODES: dict[str, frozenset[str]] = {}
+_OF_LANGUAGE: dict[str, frozenset[str]] = {}
+for _code, _names, *_languages in map(str.split, _SCRIPTS.strip().splitlines()):
+    _CODES[_code] = frozenset(_names.split(","))
+    _OF_LANGUAGE |= dict.fromkeys(_languages, _CODES[_code])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,8 +73,8 @@ def scripts(language: str) -> frozenset[str]:
     name, *parts = language.replace("@", "_").split("_")
     named = [part.title() for part in parts if len(part) == 4 and part.isalpha()]
     if named:  # a script that is not known must not count as the usual one of the language
-        return frozenset(_CODES.get(named[0], ()))
-    return frozenset(_OF_LANGUAGE.get(name.lower(), ()))
+        return _CODES.get(named[0], frozenset())
+    return _OF_LANGUAGE.get(name.lower(), frozenset())
 
 
 @functools.lru_cache(1 << 16)

@@ -3,7 +3,6 @@ import random
 import numpy as np
 import pytest
 
-from lingvo_moe.core.params import override
 from lingvo_moe.data.curriculum import Stream
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
@@ -186,15 +185,3 @@ def test_a_changed_example_fits_a_row_with_the_tag_of_its_corpus(dataset):
     assert plain < merged
     assert read((7, 8), merged + 2) == merged + 2
     assert read((7, 8), merged + 1) == plain + 2
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("(Typos(rate=2),)", r"rate must be in \[0, 1\], got 2"),
-    ],
-)
-def test_bad_params(text, message):
-    with pytest.raises(ValueError, match=message):
-        override(InputParams(), [f"modifiers={text}"])
-    assert override(InputParams(), ["modifiers=Typos()"]).modifiers == (Typos(),)
