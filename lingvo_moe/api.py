@@ -1,10 +1,9 @@
 """The Python API: the functions behind the tools. docs/api.md has examples."""
 
 import contextlib
-import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +12,8 @@ from lingvo_moe.core.files import check_local
 from lingvo_moe.core.one_process import NotLoaded, is_forked
 from lingvo_moe.core.params import evolve, text_of
 from lingvo_moe.core.progress import report
-from lingvo_moe.core.registry import get_params, register
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.core.registry import register as register
 from lingvo_moe.data.corpora import Examples, write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import Dataset
@@ -33,34 +33,16 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import typical
-from lingvo_moe.tasks.scorer import Score
+from lingvo_moe.tasks.scorer import Score as Score
 from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tasks.translation import RuntimeFn
-from lingvo_moe.tasks.translator import Translation
+from lingvo_moe.tasks.translator import Translation as Translation
 from lingvo_moe.training.loop import TrainResult
-
-__all__ = [
-    "Exported",
-    "Model",
-    "Score",
-    "Translation",
-    "evaluate",
-    "evolve",
-    "export",
-    "load",
-    "params",
-    "prepare",
-    "register",
-    "train",
-    "train_baselines",
-]
 
 # Lines of text by split, or those of "train" alone.
 Corpus = str | Path | Mapping[str, Examples] | Examples
 
 _SAVED_MODEL = SavedModel()
-# Fields of TrainingJob that have arguments of `train`.
-_OWN_ARGUMENTS = {"model", "params", "overrides", "dataset", "logdir", "report"}
 
 
 def params(name: str) -> TranslationParams:
@@ -254,8 +236,6 @@ def train_baselines(
     for one, label in _named_models(model, name):
         dataset = jobs[0].dataset if jobs else data
         jobs.append(_job(one, dataset, _path("output", output), set, label, **options))
-    if not jobs:
-        raise ValueError("model is empty; name one or more models, such as small.Bilingual.")
     return bilingual.train_baselines(jobs, pairs, split, own_vocabulary)
 
 
@@ -352,13 +332,8 @@ def export(
         The step of the exported checkpoint; 0 for an untrained model.
 
     Raises:
-        ValueError, OSError: the model is a SavedModel, format is no Format, or as `Format.export`.
+        ValueError, OSError: the model is a SavedModel, or as `Format.export`.
     """
-    if not isinstance(format, Format):
-        raise ValueError(
-            f"format must be an object of a class in lingvo_moe.serving.formats, such as "
-            f"SavedModel(); got {short_repr(format)}."
-        )
     label, made = _label(model, name), _path("output", output)
     if isinstance(model, TranslationParams):
         if step is not None or pruning is not None:
@@ -402,11 +377,9 @@ def _label(model, name: str | None) -> str:
     """The name of a model: a registered one's own, or the name given for params.
 
     Raises:
-        ValueError: the name is no text, or is given for a registered model.
+        ValueError: the name is given for a registered model.
     """
     if isinstance(model, TranslationParams):
-        if not isinstance(name, str | None):
-            raise ValueError(f"name must be a text such as 'mine', got {short_repr(name)}.")
         return name or "custom"
     if name is not None:
         raise ValueError(f"name={name!r} is for a model given as params; leave it out.")
@@ -416,8 +389,6 @@ def _label(model, name: str | None) -> str:
 def _named_models(model, name) -> list[tuple[Any, str | None]]:
     """The models of `train_baselines`, each with the name given for it."""
     if isinstance(model, Mapping):
-        if name is not None:
-            raise ValueError(f"name={name!r} is for one model; the keys of model are the names.")
         return [(params, key) for key, params in model.items()]
     several = isinstance(model, Sequence) and not isinstance(model, str)
     return [(one, name) for one in (model if several else [model])]
@@ -426,22 +397,7 @@ def _named_models(model, name) -> list[tuple[Any, str | None]]:
 def _job(
     model, data, logdir, set, name, *, init_from=None, max_steps=None, report, **options
 ) -> TrainingJob:
-    """What to train, for `train` and `train_baselines`.
-
-    Raises:
-        ValueError: model is neither a name nor params, or an option is unknown.
-    """
-    if not isinstance(model, str | TranslationParams):
-        raise ValueError(
-            f"model must be the name of a registered model, such as 'small.MoE', or params; got "
-            f"{short_repr(model)}."
-        )
-    known = {field.name for field in dataclasses.fields(TrainingJob)} - _OWN_ARGUMENTS
-    if unknown := sorted({*options} - known):
-        raise ValueError(
-            f"There is no option {unknown[0]!r}. The options are {', '.join(sorted(known))}; "
-            f"max_steps gives the last step, and set changes other params."
-        )
+    """What to train, for `train` and `train_baselines`."""
     if isinstance(set, str):
         set = [set]
     if isinstance(set, Mapping):
@@ -449,8 +405,6 @@ def _job(
     if init_from is not None:
         set = [*set, f"init.logdir={_path('init_from', init_from).absolute()}"]
     if max_steps is not None:
-        if any(text.partition("=")[0].strip() == "train.max_steps" for text in set):
-            raise ValueError("max_steps and train.max_steps are the same; give one of them.")
         set = [*set, f"train.max_steps={max_steps}"]
     label, given = _label(model, name), None if isinstance(model, str) else model
 
@@ -479,8 +433,6 @@ def _dataset(
         return data
     if isinstance(data, str | Path):
         return Dataset.load(_path("data", data))
-    if not isinstance(data, Iterable):
-        raise ValueError(f"data must be a directory, a dataset or examples, got {data!r}.")
     directory = logdir / "data"
     if (directory / DATASET_FILE).exists():
         report(f"{directory} exists and is used; the examples given in data are not read.")

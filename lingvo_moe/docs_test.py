@@ -99,15 +99,6 @@ def test_settings_in_commands_of_the_page_on_data_are_read():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_rows_of_tables_are_whole(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
-        rows = [re.sub(r"`[^`]*`|\\\|", "", row) for row in table.splitlines()]
-        cells = {row.count("|") for row in rows}
-        assert len(cells) == 1, f"{page.name}: rows of {cells} cells in\n{table}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_in_pages_can_be_read_and_imports_what_exists(page):
     """Also attributes of `lm`; `doc_example_test` runs the code of gating.md."""
     text = page.read_text(encoding="utf-8")

@@ -10,7 +10,6 @@ from lingvo_moe.core.params import override, to_fields
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.records import Records
-from lingvo_moe.evaluation.hypotheses import read_hypotheses
 from lingvo_moe.evaluation.report import format_table, load_report, save_report
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.placement.traces import Trace
@@ -138,23 +137,6 @@ def test_a_report(tmp_path, examples):
     save_report(SIX, tmp_path)
     file = tmp_path / "report.json"
     assert_reads_or_refuses(file, changed_json, lambda: format_table(load_report(file)), examples)
-
-
-@EXAMPLES
-def test_hypotheses(tmp_path, examples):
-    directory = tmp_path / "hypotheses" / "test"
-    directory.mkdir(parents=True)
-    for suffix in ("src", "hyp", "ref"):
-        (directory / f"sw-en.{suffix}").write_text("one\ntwo\n")
-    file = directory / "sw-en.hyp"
-
-    def read():
-        try:
-            read_hypotheses(tmp_path, "test", "sw-en")
-        except ValueError as error:
-            raise ValueError(f"{file.name}: {error}") from error
-
-    assert_reads_or_refuses(file, damaged, read, examples)
 
 
 ARRAYS = {

@@ -33,11 +33,6 @@ def test_errors_of_the_user_are_one_line(hooks, capsys):
     assert capsys.readouterr().err == "error: size must be > 0\n"
 
 
-def test_other_errors_keep_their_traceback(hooks, capsys):
-    sys.excepthook(KeyError, KeyError("x"), None)
-    assert capsys.readouterr().err == "KeyError: 'x'\n"
-
-
 def test_a_reader_that_goes_away_ends_the_process_in_silence(hooks, monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)

@@ -198,9 +198,6 @@ def _broken_rule(value: Any, hint: Any) -> str | None:
     if typing.get_origin(hint) is tuple:
         of_elements = itertools.starmap(_broken_rule, _elements(value, hint))
         return next((rule for rule in of_elements if rule is not None), None)
-    if typing.get_origin(hint) is dict:
-        of_values = (_broken_rule(one, typing.get_args(hint)[1]) for one in value.values())
-        return next((rule for rule in of_values if rule is not None), None)
     if is_literal(hint):
         names = typing.get_args(hint)
         return None if value in names else f"in {names}"

@@ -166,7 +166,7 @@ def check_fields(value: Any, hints: Mapping[str, Any], source: str) -> None:
         if name not in value:
             raise ValueError(f"{source} has no field {name!r}; was it written to the end?")
         if not conforms(value[name], hint):
-            kind = hint.__name__ if hint in (str, int, dict, list) else hint
+            kind = hint.__name__ if isinstance(hint, type) else hint
             raise ValueError(f"{source}: {name!r} must be {kind}, got {value[name]!r:.60}.")
 
 

@@ -127,14 +127,6 @@ def test_a_directory_of_another_maker_is_never_removed(tmp_path):
     assert (path / "sub" / "mine").read_text() == "mine"
 
 
-def test_files_and_links_are_no_output(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "link").symlink_to(tmp_path)
-    for name, message in (("file", "is a file"), ("link", "symbolic link"), ("file/x", "a file")):
-        with pytest.raises((ValueError, OSError), match=message):
-            _make(tmp_path / name, overwrite=True)
-
-
 def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
     dead = subprocess.Popen(["true"])
     dead.wait()

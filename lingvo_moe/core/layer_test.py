@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,7 +6,6 @@ from lingvo_moe.core.layer import (
     EVALUATION,
     Constant,
     Context,
-    Layer,
     Normal,
     Uniform,
     WeightSpec,
@@ -90,20 +87,6 @@ def test_dropout_is_the_identity_in_evaluation_and_at_rate_zero():
     inputs = tf.ones([3])
     assert dropout(inputs, 0.5, EVALUATION) is inputs
     assert dropout(inputs, 0.0, TRAINING) is inputs
-
-
-def test_a_layer_is_its_params():
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Scale(Layer):
-        model_dim: int
-
-        def weights(self):
-            return NestedMap(scale=WeightSpec((self.model_dim,), Constant(1.0), "M"))
-
-    assert Scale(model_dim=3) == Scale(model_dim=3)
-    assert dataclasses.replace(Scale(model_dim=3), model_dim=4).weights().scale.shape == (4,)
-    with pytest.raises(TypeError, match="abstract"):
-        Layer()
 
 
 def test_layer_names_sort_in_order():

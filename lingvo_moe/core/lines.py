@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_PACKED = (".bz2", ".xz", ".zip", ".7z", ".lz4")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # Unicode's separators, control and format characters
 # A regular expression for the line ends of Unicode, and for NUL, which `read_lines` refuses.
@@ -108,10 +107,6 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
     if path.suffix == ".gz" and path.is_file() and not path.stat().st_size:
         raise ValueError(f"{path} is not a whole gzip file (it has no bytes); fetch it again.")
     damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, EOFError, zlib.error)
-    if path.suffix in _PACKED and path.is_file():
-        raise ValueError(
-            f"{path}: {path.suffix} files cannot be read; unpack the file, or pack it as .gz."
-        )
     opener: Any = {".gz": gzip.open}.get(path.suffix, open)
     if path.suffix == ".zst":
         opener, error_type = _zstd()

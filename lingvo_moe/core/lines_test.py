@@ -61,16 +61,6 @@ def test_a_translation_is_one_line_that_readers_accept():
     assert one_line("a\0b\u2028c\nd") == "a b c d"
 
 
-@pytest.mark.parametrize("suffix", [".bz2", ".xz"])
-def test_other_kinds_of_packed_files(suffix, tmp_path):
-    path = tmp_path / f"lines{suffix}"
-    path.write_bytes(b"BZh9")
-    with pytest.raises(
-        ValueError, match=rf"lines\{suffix}: \{suffix} files cannot be read; unpack"
-    ):
-        list(read_lines(path))
-
-
 def test_a_warning_names_the_first_ten_lines():
     warning = cut_warning({n: 1000 * n for n in range(12, 0, -1)})
     assert warning.startswith("warning: sentences too long for the model are cut, 12 in all: ")

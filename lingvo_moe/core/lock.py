@@ -65,7 +65,8 @@ def _acquire(path, wait):
         try:
             locked = _lock(descriptor, path.parent, wait)
             if _is_at(descriptor, path):
-                holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
+                since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+                holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, json.dumps(holder).encode())
                 return descriptor, locked
@@ -108,7 +109,3 @@ def _holder(descriptor):
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (ValueError, KeyError, TypeError):
         return "another process"
-
-
-def _now():
-    return time.strftime("%Y-%m-%d %H:%M:%S %z")

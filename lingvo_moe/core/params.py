@@ -7,7 +7,6 @@ import functools
 import importlib
 import inspect
 import itertools
-import logging
 import math
 import pkgutil
 import re
@@ -81,11 +80,8 @@ def evolve(params: Any, path: str, value: Any) -> Any:
         value: its new value, a policy object for instance.
 
     Raises:
-        ValueError: params is no dataclass, there is no such field, or the value is of the wrong
-            type or breaks a rule.
+        ValueError: there is no such field, or the value is of the wrong type or breaks a rule.
     """
-    if not dataclasses.is_dataclass(params):
-        raise ValueError(f"params must be an object such as lm.params('small.MoE'), got {params!r}")
     try:
         return _evolve(params, path, value)
     except ValueError as error:
@@ -203,19 +199,10 @@ def _class_named(name: str, hint: Any, given: str) -> type | None:
     full = {_class_name(c): c for c in classes(hint)}  # a notebook may define a class again
     short = [other for other, c in full.items() if c.__name__ == name]
     if name in full:
-        if others := [other for other in short if other != name]:
-            _warn_of_twins(name, " or ".join(others))
         return full[name]
     if len(short) > 1:
         raise ValueError(f"{given}: several classes have this name; write {' or '.join(short)}.")
     return full[short[0]] if short else None
-
-
-@functools.cache
-def _warn_of_twins(name, others):
-    logging.warning(
-        "%s is a class of this package. If you mean the plug-in's, write %s.", name, others
-    )
 
 
 def _policy_of_tuple(hint: Any) -> Any:
@@ -255,30 +242,12 @@ def _policy(cls: type, text: str, path: str) -> Any:
         if name not in _field_names(cls):
             raise ValueError(f"{_given(path, text)}: {_no_field(cls, name)}")
         values[name] = _parse(value, hints[name], f"{path}.{name}")
-    if missing := [name for name in _required(cls) if name not in values]:
-        choices = " and ".join(
-            f"{name} ({_choices(hints[name]) or type_name(hints[name])})" for name in missing
-        )
-        raise ValueError(
-            f"{_given(path, text)}: {cls.__name__} needs {choices}; write it as "
-            f"{cls.__name__}({', '.join(f'{name}=…' for name in missing)})."
-        )
     try:
         return cls(**values)
-    except TypeError as error:  # an abstract class
+    except TypeError as error:  # an abstract class, or a field without a value
         raise ValueError(f"{_given(path, text)}: {error}.") from error
     except ValueError as error:
         raise ValueError(f"{_given(path, text)}: {error}") from error
-
-
-def _required(cls: type) -> list[str]:
-    """The fields without a default."""
-    given = dataclasses.MISSING
-    return [
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.init and field.default is given and field.default_factory is given
-    ]
 
 
 def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
@@ -439,7 +408,7 @@ def _value(path, hint, remaining, source):
     known = {_class_name(c): c for c in classes(hint)}
     if text in known:
         return _from_fields(known[text], path + ".", remaining, source)
-    if _is_foreign(text):
+    if re.fullmatch(r"[A-Za-z_][\w.]*\.\w+", text):  # a class outside this package
         module, _, name = text.rpartition(".")
         cure = f"import its module, {module}, first"
         if module == "__main__":
@@ -526,8 +495,3 @@ def _class_name(cls: type) -> str:
 
 def _is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
-
-
-def _is_foreign(text: str) -> bool:
-    """Whether a text of `to_fields` is the name of a class outside this package."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*\.\w+", text) is not None

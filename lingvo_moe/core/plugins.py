@@ -6,7 +6,6 @@ find them like those of this package.
 """
 
 import contextlib
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -33,7 +32,7 @@ def import_plugins(names: Iterable[str]) -> None:
             fails.
     """
     for name in names:
-        name = _absolute(name)
+        name = os.path.abspath(name) if name.endswith(".py") else name
         if name not in _imported and name != import_name("__main__"):
             _imported[name] = _import(name)
 
@@ -108,10 +107,6 @@ def _module_of(path: Path) -> str:
     return re.sub(r"\W|^(?=\d)", "_", path.stem)
 
 
-def _absolute(name: str) -> str:
-    return os.path.abspath(name) if name.endswith(".py") else name
-
-
 def _import(name: str) -> ModuleType:
     try:
         # Standard output is for results, such as translations, not for what a module prints.
@@ -126,10 +121,6 @@ def _import(name: str) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType:
-    if not all(name.split(".")):
-        raise ValueError(
-            f"--import={name} names no module; write it as package.module, or give a file's path."
-        )
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # console scripts do not look in the current directory
     try:
@@ -145,10 +136,7 @@ def _import_module(name: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, beside, n=1)
-        hint = f" Did you mean {path.with_name(near[0])}?" if near else ""
-        raise ValueError(f"--import={path}: there is no such file.{hint}")
+        raise ValueError(f"--import={path}: there is no such file.")
     module_name = _module_of(path)
     loaded = sys.modules.get(module_name)
     if loaded is not None:

@@ -80,7 +80,7 @@ def test_a_script_that_was_moved_is_found_by_its_name(tmp_path, monkeypatch):
         (
             "mine_x.py",
             None,
-            r"--import=.*/mine_x\.py: there is no such file\. Did you mean .*/mine\.py\?",
+            r"--import=.*/mine_x\.py: there is no such file\.",
         ),
         ("json.py", "", r"a module named 'json' is loaded already \(.*Rename the file"),
         ("bad_b.py", "1 / 0", r"--import=.*/bad_b\.py failed: ZeroDivisionError: "),
@@ -89,7 +89,6 @@ def test_a_script_that_was_moved_is_found_by_its_name(tmp_path, monkeypatch):
 )
 def test_what_cannot_be_imported_is_one_clear_error(name, text, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("")
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):

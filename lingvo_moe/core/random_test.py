@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import random
 
-SHAPES = [(), (7,), (8,), (2, 3, 16), (4, 1, 6), (0, 4)]
+SHAPES = [(), (7,), (2, 3, 16), (0, 4)]
 SEEDS = [(1, 0), (123, -456), (2**31 - 1, -(2**31))]
 
 
@@ -47,7 +47,7 @@ def test_normal_numbers_are_the_same_four_ways_and_tensorflows_own():
 
 
 def test_keep_is_the_same_four_ways_and_compares_bytes_of_words():
-    shapes = [*SHAPES, (64, 72), (5, 2)]
+    shapes = [*SHAPES, (5, 2)]
 
     def keep(shape, seed):
         return random.keep_mask(tf.zeros(shape), seed, 0.3)

@@ -61,13 +61,6 @@ def test_a_table_without_head():
     )
 
 
-def test_json_has_a_dict_of_texts_for_each_row():
-    assert Table(("pair", "Δ"), [("de-en", "+1.5")], [("all", "+0.0")]).to_json() == [
-        {"pair": "de-en", "Δ": "+1.5"},
-        {"pair": "all", "Δ": "+0.0"},
-    ]
-
-
 def test_rounded_numbers_for_json():
     value = {"a": np.array([[1 / 3, np.nan]]), "b": (np.int64(1234567), "x", None, True)}
     assert rounded(value) == {"a": [[0.333333, None]], "b": [1234567, "x", None, True]}
