@@ -26,7 +26,6 @@ MAKER = "lingvo-moe-experts"
 def main() -> None:
     """Flags to analyze and write_experts."""
     common.check_effect("with --data", FLAGS.data is not None, "split")
-    common.check_effect("with --output", FLAGS.output is not None, "overwrite")
     model_dir = ModelDir.open(Path(FLAGS.logdir))
     output = Path(FLAGS.output) if FLAGS.output else model_dir.path / "experts"
     overwrite = FLAGS.overwrite or not FLAGS.output

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.serving.prune import AllPairs, ByLanguage, PerLayer, Pruning, Threshold
-from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.commands import error_of
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.tools import export
@@ -36,23 +34,6 @@ def logdir(tmp_path_factory):
 )
 def test_an_error_names_the_flag_and_the_cure(given, message, tmp_path):
     assert message in error_of("export", f"--output={tmp_path / 'x'}", *given)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_report_without_lines_of_the_exported_pairs_is_refused_before_the_export(
-    logdir, monkeypatch, tmp_path
-):
-    first = tiny_world.dataset().pairs[0]
-    data = tiny_world.without("test", first.name)
-    monkeypatch.setattr(Dataset, "load", lambda path: data)
-    given = dict.fromkeys(("model", "dtype", "step", "prune_by", "prune_statistics", "prune_ratio"))
-    given |= {"logdir": logdir, "output": tmp_path / "x", "format": "saved_model", "set": []}
-    given |= {"prune": 0.5, "languages": [first.name], "overwrite": False}
-    given |= {"report_data": "data", "report_split": "test"}
-    monkeypatch.setattr(export, "FLAGS", Flag(given))
-    message = rf"no test lines of the exported pairs \({first.name}\), so there is nothing to"
-    with pytest.raises(ValueError, match=message):
-        export.main()
     assert not list(tmp_path.iterdir())
 
 

@@ -60,9 +60,6 @@ def write_golden(directory: Path) -> None:
 
 def main() -> None:
     """Flags to one of the functions above."""
-    common.check_effect("with --show", FLAGS.show is not None, "set")
-    common.check_effect("without --show and --golden", not (FLAGS.show or FLAGS.golden), "json")
-    common.check_effect("without --golden", FLAGS.golden is None, "show")
     if FLAGS.golden:
         write_golden(Path(FLAGS.golden))
     elif FLAGS.show:

@@ -73,7 +73,6 @@ def _progress(policy: str, step: int, steps: int) -> None:
 
 def main() -> None:
     """Flags to replay_all and a report."""
-    common.check_effect("with --output", FLAGS.output is not None, "overwrite")
     if not 0 <= FLAGS.other_ms < math.inf:
         raise ValueError(f"--other_ms must be 0 or more, got {FLAGS.other_ms}.")
     if FLAGS.output is not None:

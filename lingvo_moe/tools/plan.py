@@ -36,7 +36,6 @@ def main() -> None:
     """Flags to one of the functions below."""
     common.check_effect("with --calibrate", FLAGS.calibrate is not None, "virtual_devices")
     common.check_effect("without --calibrate", FLAGS.calibrate is None, *_OF_MODELS)
-    common.check_effect("with --output", FLAGS.output is not None, "overwrite")
     common.check_effect("with --search", FLAGS.search, "devices", "max_sent_gb")
     common.check_effect("without --search", not FLAGS.search, "mesh", "sweep", "compile", "decode")
     common.check_effect("with --compile", FLAGS.compile is not None, "decode")

@@ -1,6 +1,5 @@
 """Policies from files outside the package, through the tools as users run them."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -145,12 +144,6 @@ def test_translations_are_those_of_another_dispatcher(logdir, translated):
     assert any(text for _, text in found)
     scores = [[float(score) for score, _ in rows] for rows in (found, expected)]
     np.testing.assert_allclose(*scores, atol=2e-4)
-
-
-def test_evaluation_finds_the_files_by_the_logdir(logdir, tmp_path):
-    data, output = f"--data={tiny_world.dataset().directory}", f"--output={tmp_path / 'report'}"
-    table = succeed("evaluate", f"--logdir={logdir}", data, output, "--pairs=qna-en").stdout
-    assert re.search(r"^qna-en\b", table, re.M)
 
 
 def test_a_saved_model_and_python_translate_as_the_tool_does(logdir, translated, tmp_path):

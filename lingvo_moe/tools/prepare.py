@@ -120,7 +120,7 @@ def run() -> None:
     flags.DEFINE_multi_string(
         "set", [], "Cleaning rules, such as --set='cleaning=(LengthRatio(),)': docs/data.md."
     )
-    flags.DEFINE_integer("processes", None, "Number of processes; by default one per core.")
+    flags.DEFINE_integer("processes", None, "Number of processes; by default one per core.", 1)
     flags.DEFINE_bool(
         "beam",
         False,
@@ -130,6 +130,7 @@ def run() -> None:
         "memory_mb",
         1000,
         "Memory for sorting, in MB: of all processes together; with --beam, of each process.",
+        1,
     )
     flags.DEFINE_bool("card", True, "Write a page about the data: OUTPUT/card/index.html.")
     flags.DEFINE_bool(

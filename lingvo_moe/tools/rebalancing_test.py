@@ -73,11 +73,3 @@ def test_what_was_measured(monkeypatch):
     np.testing.assert_allclose(found.tokens_per_second, 1e5, rtol=1e-3)
     assert found.state_bytes == 4 * 2 * (128 * 512 + 128 + 512)
     assert machines == [{"model_dim": 128, "hidden_dim": 512, "dtype": "float32"}]
-
-
-@pytest.mark.parametrize("flags", [{"runtime": "local"}])
-def test_where_nothing_can_be_measured(monkeypatch, flags):
-    with pytest.raises(
-        ValueError, match=r"needs --runtime=spmd in one process, .* give one of tpu"
-    ):
-        cost(monkeypatch, hardware="measured", **flags)

@@ -41,22 +41,6 @@ def test_without_jax_the_message_names_the_cure(parse, monkeypatch):
             call()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"index": 1}, "--process_index and --process_count need --coordinator=HOST:PORT"),
-        ({"coordinator": "h:1", "index": 2, "count": 2}, "must be from 0 to 1 with .*=2, got 2"),
-    ],
-)
-def test_half_an_address(arguments, message, monkeypatch):
-    pytest.importorskip("jax")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    from lingvo_moe.runtimes.processes import join_processes
-
-    with pytest.raises(ValueError, match=message), join_processes(**arguments):
-        pass
-
-
 @pytest.mark.slow
 def test_trained_in_pieces_resumed_and_used_on_one_device(tmp_path):
     """Two steps on four devices, one more, and both runtimes translate with what came of it."""

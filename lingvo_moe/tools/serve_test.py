@@ -1,7 +1,6 @@
 """The flags of the server; errors are found before a model is loaded."""
 
 import json
-import socket
 import types
 import urllib.request
 
@@ -49,12 +48,6 @@ def call(monkeypatch):
 def test_errors(call, values, message):
     with pytest.raises((ValueError, OSError), match=message):
         call(**values)
-
-
-def test_a_port_that_is_taken_is_found_before_models_are_loaded(call):
-    taken = socket.create_server(("127.0.0.1", 0))
-    with taken, pytest.raises(OSError, match=r"in use.*give another --host or --port"):
-        call(port=taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("flag", ["--set=decoding.beam_size=2", "--runtime=xla"])

@@ -96,13 +96,6 @@ def test_scores_and_n_best(logdir):
     assert rows[3:] == [["0.0000", ""]] * 3
 
 
-def test_models_shows_one():
-    """Of the list see common_test.py."""
-    shown = succeed("models", "--show=m4.MoE128E12L", "--set=train.seed=7").stdout
-    assert "model.moe.num_experts : 128\n" in shown
-    assert "train.seed : 7\n" in shown
-
-
 def test_an_error_is_one_line_and_exit_status_1(data, tmp_path):
     message = error_of("train", "--model=tiny.Mo", f"--data={data}", f"--logdir={tmp_path}")
     assert "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'" in message

@@ -79,15 +79,6 @@ def test_errors(call, tmp_path, values, message):
         call(arguments, **values)
 
 
-def test_n_best_may_be_a_param(tmp_path, call, capsys):
-    logdir = str(random_logdir(tmp_path / "model", SMALLEST).path)
-    call(["kara", "mi"], logdir=logdir, n_best=2)
-    expected = capsys.readouterr().out
-    call(["kara", "mi"], logdir=logdir, set=["decoding.n_best=2"])
-    assert capsys.readouterr().out == expected
-    assert [line.count("\t") for line in expected.splitlines()] == [1] * 4
-
-
 def test_a_line_is_answered_before_the_next_is_written(tmp_path, call, monkeypatch):
     logdir = str(random_logdir(tmp_path / "model", SMALLEST).path)
     lines = ["kara mi", "mi. so."]
