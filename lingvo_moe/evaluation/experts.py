@@ -76,13 +76,6 @@ class Side:
     silhouette: float | None
     preferences: tuple[tuple[Preference, ...], ...]
 
-    def nearest(self, language: int, count: int) -> list[tuple[int, float]]:
-        """The most similar languages to one, with their similarity, most similar first."""
-        likeness = self.similarity[language].copy()
-        likeness[language] = np.nan
-        order = np.argsort(-likeness, kind="stable")
-        return [(int(i), float(likeness[i])) for i in order[:count] if not np.isnan(likeness[i])]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertStatistics:

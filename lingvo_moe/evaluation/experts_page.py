@@ -21,7 +21,6 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table, rounded
 
-_NEAREST = 4
 _COLUMNS = (
     "layer",
     "experts",
@@ -49,7 +48,6 @@ def write_experts(
         _introduction(experts, split),
         _summary(experts, split),
         *(part for side in experts.sides for part in _side(experts, side, pictures)),
-        _nearest(experts),
         *(part for layer in experts.layers for part in _layer(layer, pictures)),
     ]
     write_page(directory, f"{title}: experts", parts, pictures, {"experts": to_json(experts)})
@@ -163,10 +161,6 @@ def _side_json(experts: ExpertStatistics, side: Side) -> dict:
             }
             for group, preferences in zip(side.groups, side.preferences, strict=True)
         ],
-        "nearest": {
-            name: {names[j]: share for j, share in side.nearest(i, _NEAREST)}
-            for i, name in enumerate(names)
-        },
     }
 
 
@@ -252,18 +246,6 @@ def _join(experts: ExpertStatistics, group) -> str:
 
 def _preference(p: Preference) -> str:
     return f"{p.layer} expert {p.expert}: {100 * p.share:.3g} % ({100 * p.others:.3g} %)"
-
-
-def _nearest(experts: ExpertStatistics) -> str:
-    rows = []
-    for i in experts.sides[0].tree.order:
-        near = [
-            ", ".join(f"{experts.languages[j]} {x:.4f}" for j, x in side.nearest(i, _NEAREST))
-            for side in experts.sides
-        ]
-        rows.append((experts.languages[i], f"{experts.choices[i]:,.0f}", *near))
-    columns = ("language", "choices per layer", *(f"nearest, {s.name}" for s in experts.sides))
-    return f"<h2>Nearest languages</h2>{Table(columns, rows).to_html()}"
 
 
 def _layer(layer: LayerExperts, pictures: dict[str, bytes]) -> list[str]:

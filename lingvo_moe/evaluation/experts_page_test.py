@@ -34,7 +34,6 @@ def test_the_page_tells_families_and_their_experts(tmp_path):
     assert len(checker.links) == 4  # two layers, two sides
     groups = [set(g["languages"]) for g in numbers["sides"]["encoder"]["groups"]]
     assert {"a1", "a2", "a3"} in groups
-    assert numbers["sides"]["encoder"]["nearest"]["a1"].keys() > {"a2", "a3"}
     assert [layer["layer"] for layer in numbers["layers"]] == [
         "encoder/layer_01",
         "decoder/layer_01",
@@ -73,8 +72,8 @@ def test_silent_pairs_and_empty_layers(tmp_path):
 
 
 def test_one_language_and_one_expert(tmp_path):
-    text, _, _ = _write(make_record([[[5.0]]], pairs=["de-en"]), tmp_path)
-    assert "de-en" in text
+    _, checker, numbers = _write(make_record([[[5.0]]], pairs=["de-en"]), tmp_path)
+    assert (numbers["languages"], len(checker.links)) == (["de-en"], 2)
 
 
 def test_experts_are_ordered_by_the_group_that_uses_them():
