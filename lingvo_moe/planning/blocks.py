@@ -75,11 +75,6 @@ class ModelBlocks:
         ]
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        """The names of all groups."""
-        return tuple(GROUPS)
-
-    @property
     def layer_counts(self) -> tuple[int, ...]:
         """The number of layers of each kind."""
         return tuple(kind.count for kind in self.kinds)
@@ -90,7 +85,7 @@ class ModelBlocks:
         """The cost of a group for a device.
 
         Args:
-            group: one of `groups`.
+            group: one of GROUPS.
             mesh: the devices.
             rules: letter -> axes of the mesh, while computing.
             stored: the same for weights and slots at rest.

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from lingvo_moe.planning.blocks import ModelBlocks
+from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
 from lingvo_moe.planning.share import BlockCost, Communication, Computation
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.params import TranslationParams
@@ -75,7 +75,7 @@ def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs
     rules, stored = sharding.compute_rules(mesh), sharding.storage_rules(mesh)
     remat = params.model.remat or params.model.scan  # a scan rematerialises its layers
     late = sharding.late_sums
-    shares = [blocks.share(group, mesh, rules, stored, remat, late) for group in blocks.groups]
+    shares = [blocks.share(group, mesh, rules, stored, remat, late) for group in GROUPS]
     return Costs(
         parameters=blocks.parameters,
         tokens=params.input.batch_size * params.input.target_length,

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from lingvo_moe.hardware.chips import find_hardware
+from lingvo_moe.planning.blocks import GROUPS
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import Estimate, HostTimes, estimate, host_times
 from lingvo_moe.planning.search import Space
@@ -108,7 +109,7 @@ def _unmet(space: Space, mesh: Mesh) -> str:
             f"into so many pieces."
         )
     stored = sharding.storage_rules(mesh)
-    for group in space.blocks.groups:
+    for group in GROUPS:
         for dims, shape in (*space.blocks.weights[group], *space.blocks.slots[group]):
             axes = assignment(dims, shape, mesh, stored)
             try:
