@@ -1,7 +1,16 @@
 """FlexMoE's flexible routing with tensors: assigns the tokens of an expert to its slots.
 
-Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4. placement/routing.py describes the
-rules; both give the same numbers.
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4 (flexible token routing). The gating
+has chosen experts; this step assigns a slot to each choice. If an expert has I tokens and n slots,
+each slot takes at most ceil(I / n) of them:
+
+1. A device keeps its own tokens, at most the room of its own slots, n_here · ceil(I / n).
+2. The rest goes to the expert's other devices in proportion to their free room: first
+   floor(rest · free / all free) to each; then the tokens left by rounding, numbered over all
+   sources, are spread evenly over the remaining room.
+3. On a device the tokens of an expert, numbered by source, go to its slots in turn.
+
+Products reach tokens² and need 64 bits.
 
 A places along the mesh axis of data, each with its own tokens and copies of all slots, D devices as
 sources, H the same devices as targets, K slots of a device, P = D·K slots, E experts, N choices of

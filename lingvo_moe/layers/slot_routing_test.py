@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe.layers.slot_routing import choose_slots, counts_of, flow_of
 from lingvo_moe.placement.placement import Placement
-from lingvo_moe.placement.routing import device_flow
+from lingvo_moe.testing.device_flow import device_flow
 from lingvo_moe.testing.placements import random_placement
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from lingvo_moe.placement.cost import balance_ratio, device_tokens
 from lingvo_moe.placement.placement import EMPTY, Migrate, Placement, Replace
-from lingvo_moe.placement.routing import device_flow
+from lingvo_moe.testing.device_flow import device_flow
 from lingvo_moe.testing.placements import make_cost, random_placement
 
 

@@ -30,7 +30,7 @@ class Trigger(abc.ABC):
         Args:
             tokens: of each device or slot, from CostModel.tokens_to_balance.
             step: number of earlier steps.
-            active: the last result; a trigger may go on until the load is more even.
+            active: the last result; planning continues until the measure is at most `release`.
         """
 
 
@@ -38,14 +38,14 @@ class Trigger(abc.ABC):
 class MaxTrigger(Trigger):
     """Plans from when the balance ratio exceeds `threshold` until it is at most `release`.
 
-    The ratio is the busiest device's tokens divided by the mean.
+    The balance ratio is the busiest device's tokens divided by the mean.
     """
 
     threshold: float = 1.1
     release: float = 1.05
 
     def __post_init__(self):
-        if not 1.0 <= self.release <= self.threshold:
+        if not 1 <= self.release <= self.threshold:
             raise ValueError(
                 f"Needs 1 <= release <= threshold, where 1 is balance; got release {self.release} "
                 f"and threshold {self.threshold}."
@@ -54,21 +54,6 @@ class MaxTrigger(Trigger):
     def should_plan(self, tokens, step, active):
         del step
         return balance_ratio(tokens) > (self.release if active else self.threshold)
-
-
-@dataclasses.dataclass(frozen=True)
-class IntervalTrigger(Trigger):
-    """Plans every `steps` steps, independent of the loads."""
-
-    steps: int = 50
-
-    def __post_init__(self):
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}.")
-
-    def should_plan(self, tokens, step, active):
-        del tokens, active
-        return step % self.steps == 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,9 @@ from lingvo_moe.testing.forks import Fork
 
 
 def run_tool(tool: str, *arguments: object, stdin: str = "") -> CompletedProcess:
-    """What a tool such as "train" printed, and its exit status."""
-    return Fork(f"lingvo_moe.tools.{tool}", *map(str, arguments), stdin=stdin).wait()
+    """What a tool such as "train", or a module with dots, printed, and its exit status."""
+    program = tool if "." in tool else f"lingvo_moe.tools.{tool}"
+    return Fork(program, *map(str, arguments), stdin=stdin).wait()
 
 
 def succeed(tool: str, *arguments: object, stdin: str = "") -> CompletedProcess:

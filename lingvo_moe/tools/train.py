@@ -70,7 +70,7 @@ def run() -> None:
     )
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     flags.DEFINE_string(
-        "record_loads", None, "File to record the loads of experts in, for lingvo-moe-placement."
+        "record_loads", None, "File to record the loads of experts in, for experiments/placement."
     )
     common.define_input_workers()
     rebalancing.define_flags()

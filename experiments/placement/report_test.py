@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from lingvo_moe.placement.plots import draw_ratios
-from lingvo_moe.placement.policies import Flex, StaticExpertParallel
-from lingvo_moe.placement.report import Comparison
-from lingvo_moe.placement.simulate import replay_all, summarize_replay
-from lingvo_moe.placement.traces import SyntheticLoads
+from experiments.placement.loads import SyntheticLoads
+from experiments.placement.plots import draw_ratios
+from experiments.placement.policies import Flex, StaticExpertParallel
+from experiments.placement.report import Comparison
+from experiments.placement.simulate import replay_all, summarize_replay
 from lingvo_moe.reporting.figure import COLORS
 from lingvo_moe.testing.pages import parse_page
 from lingvo_moe.testing.pictures import ink

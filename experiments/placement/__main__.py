@@ -1,7 +1,7 @@
 r"""Replays expert loads under policies of expert placement: time, balance, dropped tokens.
 
-lingvo-moe-placement --synthetic --devices=64 --hardware=a100
-lingvo-moe-placement --trace=FILE --devices=8 --output=build/placement    # from lingvo-moe-train
+python -m experiments.placement --synthetic --devices=64 --hardware=a100
+python -m experiments.placement --trace=FILE --devices=8 --output=build/placement
 """
 
 import dataclasses
@@ -11,23 +11,24 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.core.files import check_file, check_output, new_directory
-from lingvo_moe.hardware.chips import NAMES, Efficiency, Hardware, find_hardware
-from lingvo_moe.placement.rates import EFFICIENCY, ExpertShape, efficiency_of, from_hardware
-from lingvo_moe.placement.report import Comparison
-from lingvo_moe.placement.simulate import (
+from experiments.placement.loads import SyntheticLoads, on_devices, scaled
+from experiments.placement.report import Comparison
+from experiments.placement.simulate import (
     POLICIES,
     TRIGGERS,
     check_skip,
     replay_all,
     summarize_replay,
 )
-from lingvo_moe.placement.traces import SyntheticLoads, Trace
+from lingvo_moe.core.files import check_file, check_output, new_directory
+from lingvo_moe.hardware.chips import NAMES, Efficiency, Hardware, find_hardware
+from lingvo_moe.placement.rates import EFFICIENCY, ExpertShape, efficiency_of, from_hardware
+from lingvo_moe.placement.traces import Trace
 from lingvo_moe.reporting.page import PAGE_FILE
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
-MAKER = "lingvo-moe-placement"
+MAKER = "experiments.placement"
 COMPARISONS = {"policies": POLICIES, "triggers": TRIGGERS}
 _EVERY = 50  # steps between lines of progress
 
@@ -40,8 +41,8 @@ def _trace() -> Trace:
     common.check_effect("with --trace", not FLAGS.synthetic, "choices")
     if FLAGS.trace:
         trace = Trace.load(Path(FLAGS.trace))
-        trace = trace.on_devices(trace.num_devices if FLAGS.devices is None else FLAGS.devices)
-        return trace.scaled(FLAGS.choices) if FLAGS.choices is not None else trace
+        trace = on_devices(trace, trace.num_devices if FLAGS.devices is None else FLAGS.devices)
+        return scaled(trace, FLAGS.choices) if FLAGS.choices is not None else trace
     least = math.ceil(SyntheticLoads.top / SyntheticLoads.top_share)
     if FLAGS.experts < least:
         raise ValueError(
@@ -120,7 +121,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """The console script."""
+    """The command line."""
     flags.DEFINE_string("trace", None, "An .npz file of recorded expert loads.")
     flags.DEFINE_bool("synthetic", False, "Generate loads: top 10 experts take 75 %, with drift.")
     flags.DEFINE_enum(

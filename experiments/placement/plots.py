@@ -8,7 +8,7 @@ from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from lingvo_moe.placement.simulate import Replay
+from experiments.placement.simulate import Replay
 from lingvo_moe.reporting.figure import COLORS, GREY, legible, to_png
 
 _DPI = 110

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from experiments.placement.policies import Flex, Oracle, Policy, Shadowing
+from experiments.placement.policies import StaticExpertParallel as Static
+from experiments.placement.policies import StrictReassignment as Strict
+from experiments.placement.triggers import IntervalTrigger
 from lingvo_moe.placement.cost import CostModel, balance_ratio
-from lingvo_moe.placement.policies import Flex, Oracle, Policy, Shadowing
-from lingvo_moe.placement.policies import StaticExpertParallel as Static
-from lingvo_moe.placement.policies import StrictReassignment as Strict
-from lingvo_moe.placement.scheduler import IntervalTrigger
 from lingvo_moe.placement.traces import Trace
 
 POLICIES = (Static(), Static(capacity_factor=None), Strict(), Shadowing(), Flex(), Oracle())
@@ -110,7 +110,7 @@ def replay_trace(
     if trace.num_devices != cost.num_devices:
         raise ValueError(
             f"The trace has {trace.num_devices} source devices, the cost model "
-            f"{cost.num_devices}; see Trace.on_devices."
+            f"{cost.num_devices}; see `loads.on_devices`."
         )
     count, layers = trace.loads.shape[:2]
     states = [policy.start(cost, slots, experts) for experts in trace.layer_experts]

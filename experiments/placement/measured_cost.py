@@ -1,6 +1,6 @@
 """The cost model of expert placement compared with measurements on eight virtual CPU devices.
 
-python benchmarks/placement_cost.py [--rounds=25] [--clock=wall]
+python -m experiments.placement.measured_cost [--rounds=25] [--clock=wall]
 
 It measures a profile. Then it measures, in the same rounds, each prediction of the model at sizes
 and layouts that are not in the profile. Prints the tables of docs/placement.md.
@@ -24,15 +24,15 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import numpy as np
 
+from experiments.placement.loads import SyntheticLoads
 from lingvo_moe.hardware.calibrate import timed
 from lingvo_moe.hardware.links import Switched
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.placement import Placement
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.profile import Machine, probes
-from lingvo_moe.placement.routing import device_flow
-from lingvo_moe.placement.traces import SyntheticLoads
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.testing.device_flow import device_flow
 
 DEVICES = EXPERTS = 8
 SLOTS = 2

@@ -14,8 +14,8 @@ from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.forecast import Forecast
 from lingvo_moe.placement.placement import Placement
 from lingvo_moe.placement.policy_maker import PolicyMaker
-from lingvo_moe.placement.routing import device_flow
 from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler, State, Trigger, count_moves
+from lingvo_moe.testing.device_flow import device_flow
 
 
 class Outcome(NamedTuple):

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.placement.plots import draw_loads, draw_placement, draw_ratios
-from lingvo_moe.placement.simulate import Replay, Summary, speed_up
+from experiments.placement.plots import draw_loads, draw_placement, draw_ratios
+from experiments.placement.simulate import Replay, Summary, speed_up
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table, rounded

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lingvo_moe.placement.cost import balance_ratio
-from lingvo_moe.placement.policies import (
+from experiments.placement.loads import SyntheticLoads
+from experiments.placement.policies import (
     Flex,
     Oracle,
     Shadowing,
@@ -12,8 +12,8 @@ from lingvo_moe.placement.policies import (
     StrictReassignment,
     home_devices,
 )
-from lingvo_moe.placement.scheduler import IntervalTrigger
-from lingvo_moe.placement.traces import SyntheticLoads
+from experiments.placement.triggers import IntervalTrigger
+from lingvo_moe.placement.cost import balance_ratio
 from lingvo_moe.testing.placements import make_cost
 
 LOADS = np.array([[6, 2], [5, 3]])  # two devices, two experts: 11 and 5

@@ -1,17 +1,4 @@
-"""FlexMoE's flexible routing of tokens to replicas, in exact integers.
-
-Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4 (flexible token routing). The gating
-has chosen experts; this step assigns a slot to each choice. If an expert has I tokens and n slots,
-each slot takes at most ceil(I / n) of them:
-
-1. A device keeps its own tokens, at most the room of its own slots, n_here · ceil(I / n).
-2. The rest goes to the expert's other devices in proportion to their free room: first
-   floor(rest · free / all free) to each; then the tokens left by rounding, numbered over all
-   sources, are spread evenly over the remaining room.
-3. On a device the tokens of an expert, numbered by source, go to its slots in turn.
-
-This module has rules 1 and 2, for costs and policies; layers/slot_routing.py has all three in
-TensorFlow. Products reach tokens² and need 64 bits.
+"""Rules 1 and 2 of layers/slot_routing.py in NumPy's exact integers.
 
 D devices as sources, H the same devices as targets, E experts.
 """
