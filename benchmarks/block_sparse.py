@@ -56,7 +56,7 @@ def write(directory: Path, dtype: str) -> None:
 
         def run(operands):
             left, right, row_blocks = operands.left, operands.right, operands.row_blocks
-            topology = products.block_diagonal(row_blocks, num_rows, (1,) * EXPERTS)
+            topology = products.block_diagonal(row_blocks, num_rows)
             *_, function, transpose = PRODUCTS[product]
             return {"result": getattr(products, function)(left, right, topology, transpose)}
 

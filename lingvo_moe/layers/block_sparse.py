@@ -5,8 +5,8 @@ E experts.
 
 A sparse matrix of R·B rows and C·H columns stores only the blocks of its `Topology`, as values
 [Z, B, H]. Dense matrices are stored in blocks too: [R, B, M] if they have the rows of the sparse
-matrix; [C, H, M] or [C, M, H] if their rows or columns correspond to its columns. For equal experts
-of one column block each, the latter are the usual layouts of weights.
+matrix; [C, H, M] or [C, M, H] if their rows or columns correspond to its columns. An expert has one
+column block, so the latter are the usual layouts of weights.
 
 There are three products in two forms each. A form gives its result and its operands: S sparse, D
 dense, ᵀ transposed. Shapes are static, so XLA can compile them; loops run over the blocks in use,
@@ -14,10 +14,9 @@ and the time follows the work. A loop reads slices of the weights, without copyi
 block. The gradient of each product consists of the other two, so gradients of any order work.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.gradients import custom_gradient
@@ -42,46 +41,23 @@ class Topology(NamedTuple):
     column_offsets: tf.Tensor
 
 
-def block_diagonal(
-    row_blocks: tf.Tensor, num_rows: int | tf.Tensor, column_blocks: Sequence[int]
-) -> Topology:
-    """The topology of a block-diagonal matrix: the rows of an expert have blocks in its columns.
+def block_diagonal(row_blocks: tf.Tensor, num_rows: int | tf.Tensor) -> Topology:
+    """The topology of a block-diagonal matrix: the rows of an expert have blocks in its column.
 
     Args:
         row_blocks: int32 [E], the number of row blocks of each expert, in order of experts.
         num_rows: R, a bound on their sum.
-        column_blocks: the number of column blocks of each expert (its size, 1 or more), in order of
-            experts.
 
     Returns:
-        The Topology, with Z = R · max(column_blocks) and C = sum(column_blocks).
-
-    Raises:
-        ValueError: a size below 1, or not as many sizes as row_blocks.
+        The Topology, with Z = R and C = E. Blocks by row are also by column.
     """
-    if len(column_blocks) != row_blocks.shape[0] or min(column_blocks, default=0) < 1:
-        raise ValueError(
-            f"column_blocks must give each of {row_blocks.shape[0]} experts a size of 1 or more, "
-            f"got {tuple(column_blocks)}."
-        )
-    num_columns = sum(column_blocks)
-    expert_of_row = _run_of(tf.range(num_rows), tf.cumsum(row_blocks))  # E: not in use
-    size = tf.gather(tf.constant([*column_blocks, 0], tf.int32), expert_of_row)
-    offsets = _offsets(size)
-    block = tf.range(num_rows * max(column_blocks))
-    row = _run_of(block, offsets[1:])
-    first_column = tf.constant([0, *np.cumsum(column_blocks)], tf.int32)
-    row_in_range = tf.minimum(row, num_rows - 1)
-    column = tf.gather(first_column, tf.gather(expert_of_row, row_in_range))
-    column += block - tf.gather(offsets, row_in_range)
-    column = tf.where(block < offsets[-1], column, num_columns)
-    expert_of_column = np.repeat(np.arange(len(column_blocks)), column_blocks)
+    ends, row = tf.cumsum(row_blocks), tf.range(num_rows)
     return Topology(
-        row=row,
-        column=column,
-        offsets=offsets,
-        order=tf.argsort(column, stable=True),
-        column_offsets=_offsets(tf.gather(row_blocks, expert_of_column)),
+        row=tf.where(row < ends[-1], row, num_rows),
+        column=tf.searchsorted(ends, row, side="right"),
+        offsets=tf.minimum(tf.range(num_rows + 1), ends[-1]),
+        order=row,
+        column_offsets=tf.concat([[0], ends], axis=0),
     )
 
 
@@ -221,13 +197,3 @@ def _stacked(part: Callable[[tf.Tensor], tf.Tensor], like, end, shape, dtype) ->
 def _at(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """values[index] as a gather; for [] the XLA bridge would evaluate the index at compile time."""
     return tf.gather(values, index)
-
-
-def _run_of(index: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
-    """int32: the number of the run that contains each index; runs end before `ends`."""
-    return tf.searchsorted(ends, index, side="right")
-
-
-def _offsets(sizes: tf.Tensor) -> tf.Tensor:
-    """int32 [n + 1]: the start of each of n runs, and the end of the last."""
-    return tf.concat([tf.zeros([1], tf.int32), tf.cumsum(sizes)], axis=0)

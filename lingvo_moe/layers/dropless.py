@@ -96,7 +96,7 @@ def in_blocks(routing: Routing, num_experts: int, block_size: int) -> Blocks:
     choices = routing.expert.shape.num_elements() or tf.size(order)
     num_rows = -(-choices // block_size) + num_experts
     row_blocks = -(-counts // block_size)
-    topology = block_diagonal(row_blocks, num_rows, [1] * num_experts)
+    topology = block_diagonal(row_blocks, num_rows)
     ends = tf.cumsum(row_blocks)
     expert = tf.searchsorted(ends, tf.range(num_rows), side="right")  # of a row block; E: not used
     row = tf.range(num_rows * block_size)
