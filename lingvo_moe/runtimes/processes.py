@@ -12,8 +12,7 @@ import numpy as np
 from jax._src import distributed  # its key-value store has no public name
 from jax.experimental import multihost_utils
 
-from lingvo_moe.runtimes.roll_call import call_roll
-from lingvo_moe.runtimes.together import end_together
+from lingvo_moe.runtimes.together import call_roll, end_together
 from lingvo_moe.training.process import ALONE, Process
 
 AUTO = "auto"

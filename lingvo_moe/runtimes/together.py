@@ -1,6 +1,7 @@
-"""Ends processes together: if one fails, all end within seconds, with its error.
+"""Processes that begin together and end together: if one fails, all end, with its error.
 
-Every process connects to process 0. A process that fails sends its error over these connections. If
+`call_roll` checks the flags of all processes before JAX connects them. In `end_together` every
+process connects to process 0. A process that fails sends its error over these connections. If
 a process is killed, the kernel closes its connection. A thread listens at each connection, so a
 process ends even while it waits in a collective.
 """
@@ -28,7 +29,150 @@ _POLL_SECONDS = 0.5
 _KEEP_ALIVE_SECONDS = 60
 _KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", 0x10)  # 0x10 is macOS's TCP_KEEPALIVE
 _FAREWELL_SECONDS = 3.0  # limit for sending a failure to the others, which takes milliseconds
+_RETRY_SECONDS = 0.2
+_LINE_BYTES = 1000
+_SHOWN = 8  # missing processes in an error
+_CURE = (
+    "Start all processes with the same --coordinator and --process_count, each with its own "
+    "--process_index."
+)
 _SYMPTOM_SECONDS = 0.5  # time for another process's error to arrive, if it caused this one
+
+
+def call_roll(coordinator: str, index: int, count: int, seconds: float) -> None:
+    """Waits until all processes have reported to process 0, which then frees its port.
+
+    JAX finds wrong flags late: it waits for minutes, or aborts with a stack trace.
+
+    Args:
+        coordinator: HOST:PORT of process 0.
+        index: the number of this process.
+        count: the number of processes.
+        seconds: the limit for waiting.
+
+    Raises:
+        OSError: the port cannot be used; not all processes reported in time; two have the same
+            index, or another count. All processes raise it.
+    """
+    deadline = time.monotonic() + seconds
+    mine = {**_identity(index), "count": count}
+    host, _, port = coordinator.rpartition(":")
+
+    def late(reason: str) -> str:
+        return (
+            f"Not all processes connected to {coordinator} within {seconds:g} s ({reason}). {_CURE}"
+        )
+
+    if index:
+        error = _report((host.strip("[]"), int(port)), mine, deadline, late)
+    else:
+        error = _collect(int(port), mine, deadline, late)
+    if error:
+        raise OSError(error)
+
+
+def _collect(port, mine, deadline, late) -> str:
+    """Process 0: waits for the others and tells them the outcome, an error or ""."""
+    try:
+        server = listen(port, mine["count"])
+    except OSError as taken:
+        reason = os.strerror(taken.errno) if taken.errno else taken
+        raise OSError(
+            f"Port {port} of this host cannot be used ({reason}); start all processes with another "
+            f"port in --coordinator."
+        ) from taken
+    reports: dict[_Member, dict] = {}
+    error = ""
+    with server:
+        while len(reports := _alive(reports)) < mine["count"] - 1 and not error:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                member = _Member(server.accept()[0], "")
+            except TimeoutError:
+                here = {report["index"] for report in reports.values()}
+                missing = [str(other) for other in range(1, mine["count"]) if other not in here]
+                more = ", …" if len(missing) > _SHOWN else ""
+                error = late(f"missing: {', '.join(missing[:_SHOWN])}{more}")
+                break
+            report = _read(member)
+            if report is None or not report.keys() >= mine.keys():
+                member.close()  # not one of our processes
+                continue
+            reports = _alive(reports)
+            error = _conflict(report, [mine, *reports.values()])
+            reports[member] = report
+        for member in reports:
+            member.connection.settimeout(HELLO_SECONDS)
+            member.send({"error": error})
+            with contextlib.suppress(OSError):
+                member.connection.recv(1)  # when the other end closes, the port becomes free
+            member.close()
+    return error
+
+
+def _alive(reports):
+    """Those of processes that have not ended; one that has ended may be started again."""
+    return {member: report for member, report in reports.items() if not _ended(member.connection)}
+
+
+def _ended(connection) -> bool:
+    """Whether the other end has closed its connection."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _conflict(report, others) -> str:
+    """The error if a report contradicts those of others, process 0 first; "" if none does."""
+    for other in others:
+        if report["count"] != other["count"]:
+            return (
+                f"--process_count={report['count']} in process {report['index']}, and "
+                f"{other['count']} in process {other['index']}; give all the same --process_count."
+            )
+        if report["index"] == other["index"]:
+            both = " and ".join(f"pid {one['pid']} on {one['host']}" for one in (other, report))
+            return f"Two processes have --process_index={report['index']}: {both}. {_CURE}"
+    return ""
+
+
+def _read(member) -> dict | None:
+    """A message of one line; None if it is none."""
+    member.connection.settimeout(HELLO_SECONDS)
+    try:
+        message = json.loads(member.lines.readline(_LINE_BYTES))
+    except (OSError, ValueError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _report(address, mine, deadline, late) -> str:
+    """Another process: reports to process 0, and returns the outcome, an error or ""."""
+    while True:  # process 0 may not have started yet
+        try:
+            left = max(0.01, deadline - time.monotonic())
+            member = _Member(socket.create_connection(address, left), "")
+            break
+        except OSError as error:
+            if time.monotonic() + _RETRY_SECONDS >= deadline:
+                return late(f"process 0: {error.strerror or error}")
+        time.sleep(_RETRY_SECONDS)
+    member.connection.settimeout(max(0.01, deadline + HELLO_SECONDS - time.monotonic()))
+    member.send(mine)
+    try:
+        return json.loads(member.lines.readline(_LINE_BYTES))["error"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return (
+            f"{address[0]}:{address[1]} gives process {mine['index']} no answer. Process 0 has "
+            f"ended, or all processes have reported already, or another program uses the port. "
+            f"{_CURE}"
+        )
+    finally:
+        member.close()
 
 
 @contextlib.contextmanager
@@ -144,6 +288,11 @@ class _Member:
         self.lines = connection.makefile("r", encoding="utf-8")
         self.done, self.gone = threading.Event(), threading.Event()
 
+    def close(self) -> None:
+        """Closes the connection."""
+        self.lines.close()
+        self.connection.close()
+
     def send(self, message: dict) -> None:
         """Sends a message; errors are ignored if the other process has ended."""
         with contextlib.suppress(OSError):
@@ -232,7 +381,7 @@ def _handshake(connection, token):
     connection.settimeout(HELLO_SECONDS)
     member = _Member(connection, "")
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        hello = json.loads(member.lines.readline(1000))
+        hello = json.loads(member.lines.readline(_LINE_BYTES))
         if secrets.compare_digest(hello["token"], token):
             member.name = _name(hello)
             member.send(_identity(0))
