@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from lingvo_moe.data import synthetic_lexicon as lexicon
 
-TENSES = ("present", "past", "future")
-
 
 class NounPhrase(NamedTuple):
     """A pronoun, a name or a noun with its modifiers; `partner` is joined to it by `and`."""
@@ -66,9 +64,6 @@ class Sentence(NamedTuple):
     second: Clause | None = None
 
 
-# ------------------------------------------------------------------------------- English
-
-
 def english(sentence: Sentence) -> str:
     """English of a tree: lower-case words separated by spaces, `?` after a question."""
     words = _english_clause(sentence.clause)
@@ -83,10 +78,8 @@ def english(sentence: Sentence) -> str:
 def _english_clause(clause: Clause) -> list[str]:
     subject = _english_phrase(clause.subject)
     auxiliary, main = _english_verb(clause)
-    negation = ["not"] if clause.negative else []
-    verb_words = [*negation, *main]
     words = [*auxiliary, *subject] if clause.question else [*subject, *auxiliary]
-    words += verb_words
+    words += [*(["not"] if clause.negative else []), *main]
     if clause.object is not None:
         words += _english_phrase(clause.object, 0)
     if clause.predicate is not None:
@@ -130,8 +123,7 @@ def _english_phrase(phrase: NounPhrase, pronoun_form: int | None = None) -> list
     noun = lexicon.plural(head) if phrase.plural else head
     all_words = (_english_determiner(phrase), phrase.numeral, phrase.adjective, noun)
     words = [word for word in all_words if word]
-    if phrase.relative is not None:
-        relative = phrase.relative
+    if (relative := phrase.relative) is not None:
         words.append("who" if head in lexicon.HUMAN else "that")
         if relative.tense == "future":
             words += ["will", relative.verb]
@@ -144,25 +136,20 @@ def _english_phrase(phrase: NounPhrase, pronoun_form: int | None = None) -> list
     return words
 
 
-def _english_determiner(phrase: NounPhrase) -> str | None:
-    determiner = phrase.determiner
-    if determiner is None:
-        return None
+def _english_determiner(phrase: NounPhrase) -> str:
+    determiner = phrase.determiner or ""
     if determiner in lexicon.PRONOUNS:
         return lexicon.PRONOUNS[determiner][1]
     if phrase.plural:
-        return None if determiner == "a" else lexicon.DEMONSTRATIVES.get(determiner, determiner)
+        return "" if determiner == "a" else lexicon.DEMONSTRATIVES.get(determiner, determiner)
     return determiner
-
-
-# ------------------------------------------------------------------------------ sampling
 
 
 class _Choice:
     """Draws from a class of words with Zipf-like weights 1 / (rank + 4)."""
 
-    def __init__(self, words: str | tuple[str, ...]):
-        self.words = lexicon.lemmas(words) if isinstance(words, str) else words
+    def __init__(self, words: str):
+        self.words = lexicon.lemmas(words)
         weights = [1 / (rank + 4) for rank in range(len(self.words))]
         self.bounds = [bound / sum(weights) for bound in itertools.accumulate(weights)][:-1]
 
@@ -172,15 +159,13 @@ class _Choice:
 
 _people, _animals = _Choice(lexicon.PEOPLE), _Choice(lexicon.ANIMALS)
 _things, _places = _Choice(lexicon.THINGS), _Choice(lexicon.PLACES)
-_names, _pronouns = _Choice(lexicon.NAMES), _Choice(tuple(lexicon.PRONOUNS))
+_names, _pronouns = _Choice(lexicon.NAMES), _Choice(" ".join(lexicon.PRONOUNS))
 _social, _handling = _Choice(lexicon.SOCIAL_VERBS), _Choice(lexicon.HANDLING_VERBS)
 _plain, _adjectives = _Choice(lexicon.PLAIN_VERBS), _Choice(lexicon.ADJECTIVES)
 _adverbs, _numerals = _Choice(lexicon.ADVERBS), _Choice(lexicon.NUMERALS)
-_place_prepositions = _Choice(lexicon.PLACE_PREPOSITIONS)
-_company_prepositions = _Choice(lexicon.COMPANY_PREPOSITIONS)
-_conjunctions = _Choice(lexicon.CONJUNCTIONS)
-_demonstratives = _Choice(tuple(lexicon.DEMONSTRATIVES))
-_tenses = _Choice(TENSES)
+_places_of, _company = _Choice(lexicon.PLACE_PREPOSITIONS), _Choice(lexicon.COMPANY_PREPOSITIONS)
+_conjunctions, _tenses = _Choice(lexicon.CONJUNCTIONS), _Choice("present past future")
+_demonstratives = _Choice(" ".join(lexicon.DEMONSTRATIVES))
 
 
 def sample_sentence(rng: random.Random, min_words: int = 3, max_words: int = 12) -> Sentence:
@@ -209,14 +194,7 @@ def _clause(rng: random.Random, short: bool = False) -> Clause:
     question = not short and rng.random() < 0.1
     subject = _subject(rng)
     if kind < 0.2:
-        return Clause(
-            subject,
-            "be",
-            predicate=_adjectives(rng),
-            tense=tense,
-            negative=negative,
-            question=question,
-        )
+        return Clause(subject, "be", None, _adjectives(rng), tense, negative, question)
     verb, object_ = _plain(rng), None
     if kind > 0.48:
         verb, object_ = _verb_and_object(rng, subject)
@@ -270,22 +248,17 @@ def _with_relative(rng: random.Random, phrase: NounPhrase) -> NounPhrase:
 
 def _adjunct(rng: random.Random) -> tuple[str, NounPhrase]:
     if rng.random() < 0.7:
-        return _place_prepositions(rng), _noun_phrase(rng, _places)
+        return _places_of(rng), _noun_phrase(rng, _places)
     phrase = NounPhrase(_names(rng)) if rng.random() < 0.3 else _noun_phrase(rng, _people)
-    return _company_prepositions(rng), phrase
+    return _company(rng), phrase
 
 
 def _noun_phrase(rng: random.Random, nouns: _Choice) -> NounPhrase:
     plural = rng.random() < 0.3
     numeral = _numerals(rng) if plural and rng.random() < 0.3 else None
     draw = rng.random()
-    if draw < 0.45:
-        determiner = "the"
-    elif draw < 0.72:
-        determiner = "a"
-    elif draw < 0.88:
-        determiner = _pronouns(rng)
-    else:
-        determiner = _demonstratives(rng)
+    determiner = "the" if draw < 0.45 else "a"
+    if draw >= 0.72:
+        determiner = (_pronouns if draw < 0.88 else _demonstratives)(rng)
     adjective = _adjectives(rng) if rng.random() < 0.3 else None
     return NounPhrase(nouns(rng), plural, determiner, numeral, adjective)

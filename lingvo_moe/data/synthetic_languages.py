@@ -33,7 +33,17 @@ from lingvo_moe.data import synthetic_lexicon as lexicon
 from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, RelativeClause, Sentence
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+def _laws(text: str) -> tuple[tuple[str, str], ...]:
+    """Ordered laws, such as `w>v`: a pattern of `re.sub`, >, and its replacement."""
+    return tuple((pattern, new) for pattern, _, new in (law.partition(">") for law in text.split()))
+
+
+def _table(text: str) -> dict[str, str]:
+    """`NAME value; NAME value; …`."""
+    return dict(entry.strip().split(" ", 1) for entry in text.split(";"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """A proto-language: its sounds, its markers and its rules for borrowed names.
 
@@ -52,8 +62,41 @@ class Family:
     content_shapes: tuple[str, ...]
     function_shapes: tuple[str, ...]
     markers: Mapping[str, str]
-    borrowing: tuple[tuple[str, str], ...] = ()
+    borrowing: tuple[tuple[str, str], ...]
     postpositions: bool = False
+
+
+NORVIC = Family(
+    "Norvic",
+    _table(
+        "O p t k b d g m n s r l v f h st br tr gr kl sk; S p t k b d g m n s r l v; "
+        "V a e i o u; C n r l s t k m nd rt lk"
+    ),
+    ("OVC", "OVSVC", "OVSVC"),
+    ("SVC",),
+    _table("PL ~or; DEF ~en; GEN ~is; A.PL ~a; PAST ~ed; FUT sul ~; NEG ~ nik; VPL ~um; Q eska ~"),
+    _laws(r"c>k v>f ([aeiou])$>\1s"),
+)
+KALUAN = Family(
+    "Kaluan",
+    _table("C k l m n p s t w y h; V a e i o u; N n - -"),
+    ("CVNCV", "CVCVCV", "CVCV"),
+    ("CVCV",),
+    _table("PL ~ki; INDEF ane ~; ACC ~mo; GEN ~no; PAST ~ta; FUT ~lu; NEG ~pe; V1 ~ni; Q ~ kaya"),
+    _laws(r"c>k v|b>p d>t r>l ([^aeioun])(?=[^aeiou]|$)>\1u n$>nu ^([aeiou])>h\1 ia>iya nn>n"),
+    postpositions=True,
+)
+TESHIC = Family(
+    "Teshic",
+    _table("C q t k d z r m b j n sh x l; V a a i u; K r m n sh z - - -"),
+    ("CVCVC", "CVKCVC"),
+    ("CVC",),
+    _table(
+        "PL ~an; DEF sa~; ACC id ~; GEN ~i; A.DEF sa~; A.PL ~an; PAST ka~; FUT mu~; NEG zul ~; "
+        "V1 ~ish; V2 ~at; VPL ~u; Q xar ~"
+    ),
+    _laws(r"p|v>b e>i o>u c>k s>sh"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,106 +106,32 @@ class SyntheticLanguage:
     Attributes:
         code: three letters, see the module.
         name: English name.
-        family: its family.
         clause_order: order of Subject, Verb, Object or predicate, X adpositional phrase and
             Adverb.
         phrase_order: order of Determiner, nuMeral, Adjective, Noun and Relative clause.
+        family: its family.
         laws: ordered sound laws, each (pattern, replacement) of `re.sub`.
         markers: templates that replace those of the family.
     """
 
     code: str
     name: str
-    family: Family
     clause_order: str
     phrase_order: str
+    family: Family
     laws: tuple[tuple[str, str], ...]
-    markers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    markers: Mapping[str, str]
 
     def template(self, marker: str) -> str:
         """Template of a marker, `~` where the language does not mark it."""
         return self.markers.get(marker) or self.family.markers.get(marker, "~")
 
 
-def _laws(text: str) -> tuple[tuple[str, str], ...]:
-    """Ordered laws, such as `w>v`: a pattern of `re.sub`, >, and its replacement."""
-    return tuple((pattern, new) for pattern, _, new in (law.partition(">") for law in text.split()))
-
-
-def _language(about: str, family: Family, branch, own: str, markers=types.MappingProxyType({})):
+def _language(about: str, family: Family, branch, own: str, **markers: str):
     """A language from its code, name, clause order and phrase order; its own laws come last."""
-    code, name, clause_order, phrase_order = about.split()
-    return SyntheticLanguage(
-        code, name, family, clause_order, phrase_order, branch + _laws(own), markers
-    )
+    code, name, clauses, phrases = about.split()
+    return SyntheticLanguage(code, name, clauses, phrases, family, branch + _laws(own), markers)
 
-
-NORVIC = Family(
-    name="Norvic",
-    sounds={
-        "O": "p t k b d g m n s r l v f h st br tr gr kl sk",
-        "S": "p t k b d g m n s r l v",
-        "V": "a e i o u",
-        "C": "n r l s t k m nd rt lk",
-    },
-    content_shapes=("OVC", "OVSVC", "OVSVC"),
-    function_shapes=("SVC",),
-    markers={
-        "PL": "~or",
-        "DEF": "~en",
-        "GEN": "~is",
-        "A.PL": "~a",
-        "PAST": "~ed",
-        "FUT": "sul ~",
-        "NEG": "~ nik",
-        "VPL": "~um",
-        "Q": "eska ~",
-    },
-    borrowing=_laws(r"c>k v>f ([aeiou])$>\1s"),
-)
-KALUAN = Family(
-    name="Kaluan",
-    sounds={"C": "k l m n p s t w y h", "V": "a e i o u", "N": "n - -"},
-    content_shapes=("CVNCV", "CVCVCV", "CVCV"),
-    function_shapes=("CVCV",),
-    markers={
-        "PL": "~ki",
-        "INDEF": "ane ~",
-        "ACC": "~mo",
-        "GEN": "~no",
-        "PAST": "~ta",
-        "FUT": "~lu",
-        "NEG": "~pe",
-        "V1": "~ni",
-        "Q": "~ kaya",
-    },
-    borrowing=_laws(
-        r"c>k v|b>p d>t r>l ([^aeioun])(?=[^aeiou]|$)>\1u n$>nu ^([aeiou])>h\1 ia>iya nn>n"
-    ),
-    postpositions=True,
-)
-TESHIC = Family(
-    name="Teshic",
-    sounds={"C": "q t k d z r m b j n sh x l", "V": "a a i u", "K": "r m n sh z - - -"},
-    content_shapes=("CVCVC", "CVKCVC"),
-    function_shapes=("CVC",),
-    markers={
-        "PL": "~an",
-        "DEF": "sa~",
-        "ACC": "id ~",
-        "GEN": "~i",
-        "A.DEF": "sa~",
-        "A.PL": "~an",
-        "PAST": "ka~",
-        "FUT": "mu~",
-        "NEG": "zul ~",
-        "V1": "~ish",
-        "V2": "~at",
-        "VPL": "~u",
-        "Q": "xar ~",
-    },
-    borrowing=_laws(r"p|v>b e>i o>u c>k s>sh"),
-)
 
 # The sound laws that the two languages of a branch share.
 _EAST_NORVIC = _laws("k(?=[ei])>c o(?=[mn])>u")  # palatalisation; raising before nasals
@@ -171,6 +140,7 @@ _NORTH_KALUAN = _laws("^h> t(?=i)>ch")  # loss of initial h; affrication
 _SOUTH_KALUAN = _laws("w>v e$>i")  # final raising
 _INNER_TESHIC = _laws("q>g (?<=[aiu])b>v")  # spirantisation after vowels
 _OUTER_TESHIC = _laws("sh$>s ^x>h")
+_NELDA, _NUNDAL = "a(?=[^aeiou]+[iu])>e [dg]$|(?<=n)d>t", "l(?=[^aeiou]|$)>w ^g>k"
 
 # Largest corpus first. The order of the families reverses after each round, so that each family has
 # languages with much, medium and little text, and the language with the least text is related to
@@ -183,23 +153,13 @@ LANGUAGES = (
     _language(
         "qke Kelo SXOVA RDMAN", KALUAN, _SOUTH_KALUAN, "(?<=[aeiou])k(?=[aeiou])>g (?<=n)p>b"
     ),
-    _language(
-        "qne Nelda SVOXA DMNAR",
-        NORVIC,
-        _WEST_NORVIC,
-        "a(?=[^aeiou]+[iu])>e [dg]$|(?<=n)d>t",
-        {"NEG": "nik ~"},
-    ),
-    _language("qno Noric ASVOX DMANR", NORVIC, _WEST_NORVIC, "v>w e(?=[rln])>a", {"A.PL": "~"}),
+    _language("qne Nelda SVOXA DMNAR", NORVIC, _WEST_NORVIC, _NELDA, NEG="nik ~"),
+    _language("qno Noric ASVOX DMANR", NORVIC, _WEST_NORVIC, "v>w e(?=[rln])>a", **{"A.PL": "~"}),
     _language("qki Kiwo SOXVA DMANR", KALUAN, _SOUTH_KALUAN, "l(?=[iu])>r y>j"),
     _language("qti Tirq SVOXA NAMDR", TESHIC, _OUTER_TESHIC, "(?<=[aiu])k>x u(?=[mn])>o"),
     _language("qto Toqar VSOXA NAMDR", TESHIC, _INNER_TESHIC, "z(?=[aiu])>s u(?=[^aiu]*$)>o"),
-    _language(
-        "qko Konu ASXOV RDMAN", KALUAN, _NORTH_KALUAN, "s(?=[aou])>sh u$>o", {"INDEF": "~ ane"}
-    ),
-    _language(
-        "qnu Nundal SVOXA DMANR", NORVIC, _EAST_NORVIC, "l(?=[^aeiou]|$)>w ^g>k", {"FUT": "~ul"}
-    ),
+    _language("qko Konu ASXOV RDMAN", KALUAN, _NORTH_KALUAN, "s(?=[aou])>sh u$>o", INDEF="~ ane"),
+    _language("qnu Nundal SVOXA DMANR", NORVIC, _EAST_NORVIC, _NUNDAL, FUT="~ul"),
 )
 _BY_CODE = {language.code: language for language in LANGUAGES}
 
@@ -215,33 +175,27 @@ def get_language(code: str) -> SyntheticLanguage:
     return _BY_CODE[code]
 
 
-# ----------------------------------------------------------------------------- the words
-
-
 @functools.cache
 def proto_words(family: Family) -> Mapping[str, str]:
     """Proto-word of every English lemma. They differ by more than one letter, so none merge."""
     rng = random.Random(f"proto-{family.name}")
-    words: dict[str, str] = {}
-    taken: set[str] = set()
-    for name in lexicon.lemmas(lexicon.NAMES):
-        words[name] = _apply(family.borrowing, name)
-        taken |= _neighbourhood(words[name])
+    words = {name: _apply(family.borrowing, name) for name in lexicon.lemmas(lexicon.NAMES)}
+    taken = set().union(*map(_neighbourhood, words.values()))
+
+    def pick(options):
+        return options[int(rng.random() * len(options))]
+
+    def draw(shapes):
+        return "".join(pick(family.sounds[s].split()) for s in pick(shapes)).replace("-", "")
+
     for lemma in (*lexicon.FUNCTION_LEMMAS, *lexicon.CONTENT_LEMMAS):
         is_function = lemma in lexicon.FUNCTION_LEMMAS
         shapes = family.function_shapes if is_function else family.content_shapes
-        while taken & _neighbourhood(word := _draw_word(rng, family, shapes)):
+        while taken & _neighbourhood(word := draw(shapes)):
             pass
         words[lemma] = word
         taken |= _neighbourhood(word)
     return types.MappingProxyType(words)
-
-
-def _draw_word(rng: random.Random, family: Family, shapes: tuple[str, ...]) -> str:
-    def pick(options):
-        return options[int(rng.random() * len(options))]
-
-    return "".join(pick(family.sounds[s].split()) for s in pick(shapes)).replace("-", "")
 
 
 def _neighbourhood(word: str) -> set[str]:
@@ -263,9 +217,6 @@ def _apply(laws: tuple[tuple[str, str], ...], word: str) -> str:
 def pronounce(word: str, language: SyntheticLanguage) -> str:
     """Applies the sound laws of a language, in order, to a word of its proto-language."""
     return _apply(language.laws, word)
-
-
-# ------------------------------------------------------------------------- the sentences
 
 
 def translate(sentence: Sentence, language: SyntheticLanguage) -> str:
@@ -291,93 +242,92 @@ def proto_sentence(
     return f"{words} {roots[sentence.conjunction]} {speaker.clause(sentence.second)}"
 
 
-def _mark(head: str, templates: list[str], before: str = "", after: str = "") -> str:
-    """Puts affixes on the head, its modifiers around it, and particles around the phrase."""
-    for template in templates:
-        if " " not in template:
-            head = template.replace("~", head)
-    phrase = f"{before} {head} {after}".strip()
-    for template in templates:
-        if " " in template:
-            phrase = template.replace("~", phrase)
-    return phrase
-
-
+@dataclasses.dataclass(frozen=True)
 class _SentenceBuilder:
     """Builds sentences of trees in the grammar of one language with given roots."""
 
-    def __init__(self, language: SyntheticLanguage, roots: Mapping[str, str]):
-        self.language = language
-        self.roots = roots
+    language: SyntheticLanguage
+    roots: Mapping[str, str]
 
-    def _templates(self, *markers: str | None) -> list[str]:
-        return [self.language.template(marker) for marker in markers if marker]
+    def _mark(self, head: str, *markers: str | None, before: str = "", after: str = "") -> str:
+        """Puts affixes on the head, its modifiers around it, and particles around the phrase."""
+        templates = [self.language.template(marker) for marker in markers if marker]
+        for template in templates:
+            if " " not in template:
+                head = template.replace("~", head)
+        phrase = f"{before} {head} {after}".strip()
+        for template in templates:
+            if " " in template:
+                phrase = template.replace("~", phrase)
+        return phrase
+
+    def _in_order(self, parts: Mapping[str, str]) -> str:
+        return " ".join(parts[slot] for slot in self.language.clause_order if slot in parts)
 
     def clause(self, clause: Clause) -> str:
+        subject, roots = clause.subject, self.roots
         parts = {
-            "S": self.noun_phrase(clause.subject),
-            "V": self.verb(clause.verb, clause.tense, clause.subject, clause.negative),
+            "S": self.noun_phrase(subject),
+            "V": self.verb(clause.verb, clause.tense, subject, clause.negative),
         }
         if clause.object is not None:
             parts["O"] = self.noun_phrase(clause.object, "ACC")
         if clause.predicate is not None:
-            plural = "A.PL" if clause.subject.number_is_plural else None
-            parts["O"] = _mark(self.roots[clause.predicate], self._templates(plural))
+            plural = "A.PL" if subject.number_is_plural else None
+            parts["O"] = self._mark(roots[clause.predicate], plural)
         if clause.place is not None:
-            place, adposition = self.noun_phrase(clause.place), self.roots[clause.preposition]
+            place, adposition = self.noun_phrase(clause.place), roots[clause.preposition]
             after = self.language.family.postpositions
             parts["X"] = f"{place} {adposition}" if after else f"{adposition} {place}"
         if clause.adverb is not None:
-            parts["A"] = self.roots[clause.adverb]
-        words = " ".join(parts[slot] for slot in self.language.clause_order if slot in parts)
-        return _mark(words, self._templates("Q")) if clause.question else words
+            parts["A"] = roots[clause.adverb]
+        words = self._in_order(parts)
+        return self._mark(words, "Q") if clause.question else words
 
     def verb(self, verb: str, tense: str, subject: NounPhrase, negative: bool = False) -> str:
-        markers = (
+        return self._mark(
+            self.roots[verb],
             {"past": "PAST", "future": "FUT"}.get(tense),
             "NEG" if negative else None,
             f"V{subject.person}",
             "VPL" if subject.number_is_plural else None,
         )
-        return _mark(self.roots[verb], self._templates(*markers))
 
     def noun_phrase(self, phrase: NounPhrase, case: str | None = None) -> str:
-        determiner = phrase.determiner
-        parts = {}
+        determiner, roots, parts = phrase.determiner, self.roots, {}
         if phrase.adjective is not None:
-            agreement = (
-                "A.PL" if phrase.plural else None,
-                "A.DEF" if determiner == "the" else None,
-            )
-            parts["A"] = _mark(self.roots[phrase.adjective], self._templates(*agreement))
+            plural = "A.PL" if phrase.plural else None
+            definite = "A.DEF" if determiner == "the" else None
+            parts["A"] = self._mark(roots[phrase.adjective], plural, definite)
         if phrase.numeral is not None:
-            parts["M"] = self.roots[phrase.numeral]
+            parts["M"] = roots[phrase.numeral]
         if determiner in lexicon.PRONOUNS:
-            parts["D"] = _mark(self.roots[determiner], self._templates("GEN"))
+            parts["D"] = self._mark(roots[determiner], "GEN")
         elif determiner in lexicon.DEMONSTRATIVES:
-            parts["D"] = self.roots[determiner]
+            parts["D"] = roots[determiner]
         if phrase.relative is not None:
             parts["R"] = self.relative(phrase.relative, phrase)
         before, after = (
             " ".join(parts[slot] for slot in slots if slot in parts)
             for slots in self.language.phrase_order.split("N")
         )
-        markers = (
+        words = self._mark(
+            roots[phrase.head],
             "PL" if phrase.plural and phrase.head not in lexicon.PRONOUNS else None,
             {"the": "DEF", "a": "INDEF"}.get(determiner or ""),
             case,
+            before=before,
+            after=after,
         )
-        words = _mark(self.roots[phrase.head], self._templates(*markers), before, after)
         if phrase.partner is None:
             return words
-        return f"{words} {self.roots['and']} {self.noun_phrase(phrase.partner, case)}"
+        return f"{words} {roots['and']} {self.noun_phrase(phrase.partner, case)}"
 
     def relative(self, relative: RelativeClause, subject: NounPhrase) -> str:
         """The relative pronoun stands on the side of the noun."""
         parts = {"V": self.verb(relative.verb, relative.tense, subject)}
         if relative.object is not None:
             parts["O"] = self.noun_phrase(relative.object, "ACC")
-        words = " ".join(parts[slot] for slot in self.language.clause_order if slot in parts)
-        who = self.roots["who"]
+        pair = [self.roots["who"], self._in_order(parts)]
         follows_noun = self.language.phrase_order.endswith("R")
-        return f"{who} {words}" if follows_noun else f"{words} {who}"
+        return " ".join(pair if follows_noun else pair[::-1])

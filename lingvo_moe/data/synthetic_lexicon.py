@@ -5,8 +5,6 @@ of a verb. Lemmas are unique over all classes, because they also name the
 words of the invented languages.
 """
 
-from collections.abc import Iterator
-
 PEOPLE = (
     "man/men woman/women child/children boy girl king queen friend mother father brother sister "
     "teacher farmer doctor hunter soldier sailor"
@@ -81,39 +79,26 @@ CONTENT_LEMMAS = lemmas(
 HUMAN = frozenset(lemmas(PEOPLE))
 
 
-def _irregular(words: str) -> Iterator[tuple[str, str]]:
-    for word in words.split():
-        lemma, slash, form = word.partition("/")
-        if slash:
-            yield lemma, form
-
-
-_PLURALS = dict(_irregular(NOUNS))
-_PASTS = dict(_irregular(VERBS))
-
-
-def _add_s(word: str) -> str:
-    if word.endswith(("s", "x", "sh", "ch")):
-        return word + "es"
-    if word.endswith("y") and word[-2] not in "aeiou":
-        return word[:-1] + "ies"
-    return word + "s"
-
-
-def plural(noun: str) -> str:
-    """English plural of a noun lemma."""
-    return _PLURALS.get(noun) or _add_s(noun)
+_IRREGULAR = dict(word.split("/") for word in f"{NOUNS} {VERBS}".split() if "/" in word)
 
 
 def third_person(verb: str) -> str:
     """English third person singular present of a verb lemma."""
-    return _add_s(verb)
+    if verb.endswith(("s", "x", "sh", "ch")):
+        return verb + "es"
+    return _without_y(verb) + "s"
+
+
+def plural(noun: str) -> str:
+    """English plural of a noun lemma; a regular one is formed like the third person."""
+    return _IRREGULAR.get(noun) or third_person(noun)
 
 
 def past(verb: str) -> str:
     """English past tense of a verb lemma."""
-    if verb in _PASTS:
-        return _PASTS[verb]
-    if verb.endswith("y") and verb[-2] not in "aeiou":
-        return verb[:-1] + "ied"
-    return verb + ("d" if verb.endswith("e") else "ed")
+    return _IRREGULAR.get(verb) or _without_y(verb).removesuffix("e") + "ed"
+
+
+def _without_y(word: str) -> str:
+    """`cry` as `crie`, but `play`."""
+    return word[:-1] + "ie" if word.endswith("y") and word[-2] not in "aeiou" else word

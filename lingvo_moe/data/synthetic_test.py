@@ -270,10 +270,10 @@ def test_the_page_shows_what_is_generated():
     ("change", "message"),
     [
         ({"languages": ("qna", "xyz")}, "Unknown synthetic language 'xyz'. Use one of qna, "),
-        ({"languages": ()}, r"languages must be one or more different codes, got \(\)"),
-        ({"languages": ("qna", "qna")}, "Name each language once"),
+        ({"languages": ()}, r"languages must be one or more different codes: \(\)"),
+        ({"languages": ("qna", "qna")}, "one or more different codes: .*qna"),
         ({"smallest": 0}, "smallest must be >= 1, got 0"),
-        ({"largest": 100}, "at most largest, got smallest=200 and largest=100. Set both"),
+        ({"largest": 100}, "smallest=200 must be at most largest=100"),
         ({"dev": -1}, "dev must be >= 0, got -1"),
         (
             {"zero_shot": ("qna-en",)},
@@ -285,10 +285,3 @@ def test_the_page_shows_what_is_generated():
 def test_errors(change, message):
     with pytest.raises(ValueError, match=message):
         SyntheticCorpus(**change)
-
-
-def test_errors_of_sentences():
-    with pytest.raises(ValueError, match="Unknown split 'valid'"):
-        SAMPLE.pairs("valid", "qna")
-    with pytest.raises(ValueError, match="'qka' is not in this corpus"):
-        SAMPLE.pairs("train", "qka")
