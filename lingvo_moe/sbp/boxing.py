@@ -20,7 +20,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from lingvo_moe.reporting.table import Table
 from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split, piece_shape
 from lingvo_moe.sharding.annotations import Mesh
 
@@ -166,23 +165,3 @@ def _step(axes, source, target, shape, element_bytes, mesh):
         bytes=size if kind else 0,
         received=received(kind, size, devices),
     )
-
-
-def boxing_table(devices: int, shape: tuple[int, ...] = (8, 8)) -> str:
-    """The table for one axis: the collective of each pair, and bytes received as parts of n."""
-    mesh, size = Mesh(("x",), (devices,)), math.prod(shape)
-    kinds: list[Sbp] = [Split(0), B, P]
-    rows = []
-    for source in kinds:
-        row = [f"**{source}**"]
-        for target in [*kinds, Split(1)]:
-            steps_ = plan(NdSbp([source]), NdSbp([target]), shape, 1, mesh)
-            row.append(_cell(source, target, sum(s.received for s in steps_) / size, steps_))
-        rows.append(row)
-    return Table(("from \\ to", *map(str, kinds), "S(1)"), rows).to_markdown()
-
-
-def _cell(source, target, part, taken):
-    if source == target:
-        return "–"
-    return f"{taken[0].kind}, {part} n" if taken[0].kind else "local, 0"

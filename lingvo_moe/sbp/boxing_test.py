@@ -7,7 +7,7 @@ import pytest
 from lingvo_moe.sbp import boxing, types
 from lingvo_moe.sbp.types import P, S, Sbp, parse
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.testing.sbp import join
+from lingvo_moe.testing.sbp import cut, join
 
 LINE = Mesh(("x",), (4,))
 GRID = Mesh(("x", "y"), (2, 3))
@@ -85,7 +85,7 @@ def test_every_pair_on_pieces(mesh, shape):
     random = np.random.default_rng(0)
     array = random.integers(-50, 50, shape)
     for source, target in itertools.product(types.every(len(shape), len(mesh.axes)), repeat=2):
-        pieces = types.cut(array, source, mesh, random)
+        pieces = cut(array, source, mesh, random)
         for step in boxing.plan(source, target, shape, 4, mesh):
             assert step.source != step.target
             pieces = move(pieces, step, mesh)
@@ -99,7 +99,7 @@ def test_every_single_step_on_pieces():
     array = random.integers(-50, 50, (12, 6))
     for source in types.every(2, 2):
         for step in boxing.steps(source, array.shape, 4, GRID):
-            pieces = move(types.cut(array, source, GRID, random), step, GRID)
+            pieces = move(cut(array, source, GRID, random), step, GRID)
             np.testing.assert_array_equal(join(pieces, step.target, GRID), array, str(step))
 
 

@@ -19,7 +19,6 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lingvo_moe.reporting.table import Table
 from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split
 from lingvo_moe.sharding.annotations import Mesh
 
@@ -258,12 +257,6 @@ def infer(operator: Operator, operands: Sequence[NdSbp], mesh: Mesh) -> NdSbp:
         result.append(signature.result)
         operator = operator.piece(signature, size)
     return NdSbp(result)
-
-
-def signature_table(operator: Operator, devices: int, names: Sequence[str]) -> str:
-    """A table of the signatures, a column for each of the operands and the result."""
-    rows = [[str(one) for one in (*s.operands, s.result)] for s in operator.signatures(devices)]
-    return Table(names, rows).to_markdown()
 
 
 def _parse(equation: str) -> tuple[list[str], str]:

@@ -8,9 +8,9 @@ import pytest
 
 from lingvo_moe.sbp import signatures, types
 from lingvo_moe.sbp.signatures import Signature, nd_signatures
-from lingvo_moe.sbp.types import B, P, S, cut, parse
+from lingvo_moe.sbp.types import B, P, S, parse
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.testing.sbp import join
+from lingvo_moe.testing.sbp import cut, join
 
 MESHES = [Mesh(("x",), (2,)), Mesh(("x",), (3,)), Mesh(("x", "y"), (2, 2))]
 

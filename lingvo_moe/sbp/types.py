@@ -12,8 +12,6 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from lingvo_moe.sharding.annotations import Mesh, Rules, assignment
 
 
@@ -171,31 +169,3 @@ def piece_shape(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> tuple[int, ...]
     """
     axes = split_axes(sbp, len(shape), mesh)
     return mesh.piece_shape(shape, axes, range(len(shape)), f"{tuple(shape)} as {sbp}")
-
-
-def cut(array: np.ndarray, sbp: NdSbp, mesh: Mesh, random: np.random.Generator) -> np.ndarray:
-    """The pieces of all devices: the definition of the types, in NumPy.
-
-    Args:
-        array: the whole tensor.
-        sbp: its type.
-        mesh: the devices.
-        random: draws the summands of P: integers below 100, except for the last summand.
-
-    Returns:
-        [*mesh.shape, *piece_shape].
-
-    Raises:
-        ValueError: as `piece_shape`.
-    """
-    piece_shape(array.shape, sbp, mesh)
-    for axis, (one, size) in enumerate(zip(sbp, mesh.shape, strict=True)):
-        if isinstance(one, Split):
-            parts = np.split(array, size, axis=axis + one.dim)
-        elif one == B:
-            parts = [array] * size
-        else:
-            summands = random.integers(-99, 100, (size - 1, *array.shape)).astype(array.dtype)
-            parts = [*summands, array - summands.sum(0)]
-        array = np.stack(parts, axis=axis)
-    return array

@@ -4,7 +4,7 @@ import pytest
 from lingvo_moe.sbp import types
 from lingvo_moe.sbp.types import B, NdSbp, P, S, parse
 from lingvo_moe.sharding.annotations import Mesh, assignment
-from lingvo_moe.testing.sbp import join
+from lingvo_moe.testing.sbp import cut, join
 
 GRID = Mesh(("x", "y"), (2, 3))
 LINE = Mesh(("x",), (4,))
@@ -31,11 +31,9 @@ def test_unknown_text(text):
 
 def test_outermost_first():
     # Six elements over 2, then each half over 3: device (x, y) holds element 3x + y.
-    pieces = types.cut(np.arange(6), parse("S(0),S(0)"), GRID, np.random.default_rng(0))
+    pieces = cut(np.arange(6), parse("S(0),S(0)"), GRID, np.random.default_rng(0))
     assert pieces.tolist() == [[[0], [1], [2]], [[3], [4], [5]]]
-    pieces = types.cut(
-        np.arange(12).reshape(2, 6), parse("S(1),S(0)"), Mesh(("x", "y"), (2, 2)), None
-    )
+    pieces = cut(np.arange(12).reshape(2, 6), parse("S(1),S(0)"), Mesh(("x", "y"), (2, 2)), None)
     assert pieces[0, 1].tolist() == [[6, 7, 8]]  # the left half's second row
 
 
@@ -43,10 +41,10 @@ def test_cut_and_join():
     random = np.random.default_rng(1)
     array = random.integers(-50, 50, (6, 12))
     for value in types.every(2, 2):
-        pieces = types.cut(array, value, GRID, random)
+        pieces = cut(array, value, GRID, random)
         assert pieces.shape == (2, 3, *types.piece_shape((6, 12), value, GRID))
         np.testing.assert_array_equal(join(pieces, value, GRID), array)
-    summands = types.cut(array, parse("P"), LINE, random)
+    summands = cut(array, parse("P"), LINE, random)
     np.testing.assert_array_equal(summands.sum(0), array)
     assert all(part.any() for part in summands)
 
