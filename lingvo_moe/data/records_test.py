@@ -14,7 +14,7 @@ EXAMPLES = [
     _example([4, 9, 65535, 2], [7, 2], "die Katze", "the\ncat"),
     _example([], []),
     _example([4, 2**31 - 1, 2], [6, 5, 2]),  # four bytes per id
-    _example([1] * 70_000, [2]),
+    _example([2**16] * 70_000, [2]),  # the first id of four bytes
 ]
 
 

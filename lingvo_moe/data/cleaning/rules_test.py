@@ -27,7 +27,7 @@ LONG = "this is a sentence"
         # 10 + 5 bytes against 40 + 5 are three times as many, not more.
         (LengthRatio(largest=3, added=5), False, ("x" * 10, "y" * 40), "de-en"),
         (LengthRatio(largest=3, added=5), True, ("x" * 10, "y" * 41), "de-en"),
-        (LengthRatio(largest=2, added=0), False, ("你好世界", "hello world!"), "zh-en"),
+        (LengthRatio(largest=1.2, added=0), False, ("你好世界", "hello world!"), "zh-en"),
         # 35 characters of three bytes each, and 18 of one byte
         (LengthRatio(largest=2, added=0), False, ("བོད་ཡིག" * 5, "x" * 18), "dz-en"),
         (Urls(), True, ("see https://a.b/c", "siehe https://a.b/d"), "en-de"),
