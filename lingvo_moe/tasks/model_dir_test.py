@@ -417,11 +417,11 @@ def test_a_plug_in_whose_source_changed_is_named(tmp_path, fresh_plugins, caplog
         "from lingvo_moe.gatings.top_2 import Top2\n"
         "print('a line that is no translation')\n"
         "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
-        "class Mine(Top2): pass\n"
+        "class OfLogdir(Top2): pass\n"
     )
     plugins.import_plugins([str(source)])
     assert capfd.readouterr() == ("", "a line that is no translation\n")
-    given = tmp_path / "logdir", "tiny.MoE", [*SHRINK, "model.moe.gating=Mine()"], dataset()
+    given = tmp_path / "logdir", "tiny.MoE", [*SHRINK, "model.moe.gating=OfLogdir()"], dataset()
     ModelDir.create(*given)
     before = ModelDir.open(given[0]).imports
     assert set(before) == {str(source)}
