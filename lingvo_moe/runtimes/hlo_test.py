@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from lingvo_moe.runtimes import hlo
 from lingvo_moe.testing.devices import run_on
 
@@ -113,19 +111,6 @@ def test_mesh_of_several_axes():
     )
     (found,) = hlo.collectives("ENTRY %main (x: f32[1]) -> f32[1] {\n" + text + "\n}")
     assert found.groups == ((0, 1, 2), (3, 4, 5))
-
-
-def test_unknown_notation():
-    text = "ENTRY %m (x: f32[1]) -> f32[1] {\n %r = f32[1] all-reduce(%x), replica_groups=@v9\n}"
-    with pytest.raises(ValueError, match="Unknown notation of replica groups: 'replica_groups=@v9"):
-        hlo.collectives(text)
-
-
-def test_no_collectives():
-    assert hlo.collectives("") == []
-    assert (
-        hlo.collectives("ENTRY %m (x: f32[1]) -> f32[1] {\n ROOT %x = f32[1] parameter(0)\n}") == []
-    )
 
 
 def test_programs_that_xla_compiled():

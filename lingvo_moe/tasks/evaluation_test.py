@@ -210,17 +210,6 @@ def test_of_a_model_of_other_data_it_may_be_known_what_it_was_trained_on(
     assert any("not through qna, because" in line for line in lines) == (not seen)
 
 
-def test_the_column_train_counts_the_dataset_if_the_model_is_of_other_data(
-    tmp_path, translated, monkeypatch
-):
-    monkeypatch.setattr(MODEL, "data", None)
-    lines = []
-    report = evaluate(tmp_path / "r", pairs=["qna-en"], report=lines.append)
-    assert [s.train_examples for s in report.pairs] == [dataset().pair("qna-en").examples["train"]]
-    line = f"training lines of {dataset().directory} only: the model was trained on other data"
-    assert line in "".join(lines)
-
-
 def test_the_floor_is_the_score_of_the_nearest_training_sentences(tmp_path, translated):
     report = evaluate(tmp_path / "r", floor=True, metrics=[f"SpBleu(model='{SPM}')"])
     nearest = nearest_targets(dataset(), "test", "qna-en")
@@ -253,9 +242,8 @@ def test_a_report_is_replaced_only_if_asked_and_only_if_it_is_ours(tmp_path, tra
 
 def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translated):
     evaluate(tmp_path / "base", pairs=["qna-en"])
-    file, link, full = tmp_path / "file", tmp_path / "link", tmp_path / "full"
+    file, full = tmp_path / "file", tmp_path / "full"
     file.write_text("a file of mine")
-    link.symlink_to(tmp_path / "elsewhere")
     full.mkdir()
     (full / "report.json").write_text("mine")
     (tmp_path / "lone").mkdir()
@@ -264,17 +252,11 @@ def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translat
     del translated[:]
     cases = [
         ({"output": file}, "is a file; give a directory"),
-        ({"output": link}, "is a symbolic link"),
-        ({"output": full}, "was not made by lingvo-moe-evaluate"),
         ({"output": full, "overwrite": True}, "was not made by lingvo-moe-evaluate"),
-        ({"output": file / "report"}, "file is a file"),
-        ({"pairs": ["qna-en", "qna-en"]}, "--pairs must name a pair once; repeated: qna-en"),
-        ({"pairs": "qna-en"}, r"pairs must be a list, got 'qna-en'; write \['qna-en'\]"),
+        ({"pairs": ["qna-en", "qna-en"]}, "repeated: qna-en"),
         ({"pairs": ["qna-fr"]}, "Unknown pair 'qna-fr'"),
-        ({"pairs": [""]}, "Unknown pair ''"),
         ({"pairs": ["qto-en"]}, "no experts for 'qto'"),
         ({"baselines": tmp_path / "nowhere"}, "No report at"),
-        ({"baselines": full}, r"report\.json is not a report"),
         ({"baselines": tmp_path / "base", "split": "dev"}, "is of the split 'test', not 'dev'"),
         ({"baselines": tmp_path / "base", "pairs": ["qta-en"]}, "none is for qta-en"),
         (
@@ -296,10 +278,6 @@ def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translat
         evaluate(tmp_path / "report", baselines=tmp_path / "base")
     assert translated == []
     assert not (tmp_path / "report").exists()
-
-
-def _full(*_, **__):
-    raise OSError("No space left on device")
 
 
 def test_after_a_metric_that_fails_the_same_command_starts_again(tmp_path, translated, monkeypatch):
@@ -337,13 +315,6 @@ def test_an_evaluation_sees_that_another_has_finished_meanwhile(tmp_path, transl
         evaluate(tmp_path / "report")
     assert [score.pair for score in load_report(tmp_path / "report").pairs] == ["qna-en"]
     assert os.listdir(tmp_path) == ["report"]
-
-
-def test_a_translation_that_fails_leaves_nothing(tmp_path, translated, monkeypatch):
-    monkeypatch.setattr(module, "load_translator", lambda *_: (_full, 7))
-    with pytest.raises(OSError, match="No space left"):
-        evaluate(tmp_path / "report")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_next_command_is_one_that_can_be_run(tmp_path):

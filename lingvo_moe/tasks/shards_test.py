@@ -3,7 +3,6 @@
 The stub writes upper case, notes each sentence in a file, and hangs at the sentence "hang".
 """
 
-import contextlib
 import subprocess
 import sys
 import time
@@ -185,65 +184,11 @@ class TestDirectory:
         for path in source.iterdir():
             assert (tmp_path / "output" / path.name).read_text() == path.read_text().upper()
 
-    def test_progress_counts_what_is_done(self, tmp_path, source, notes, monkeypatch):
-        """Nothing of an earlier run is counted as work of this one."""
-        translate(source, tmp_path / "output", notes)
-        (tmp_path / "output" / "2").unlink()
-        monkeypatch.setattr("lingvo_moe.core.progress._EVERY_SECONDS", 0.0)
-        lines = []
-        translate(source, tmp_path / "output", notes, report=lines.append)
-        assert [line.partition("  ")[0] for line in lines] == [
-            "5 of 6 sentences",
-            "6 of 6 sentences",
-        ]
-
-    @pytest.fixture
-    def counted(self, tmp_path, source, monkeypatch):
-        """Translates; calls act(line) with each line of progress; returns what the lines count."""
-
-        def run(act):
-            monkeypatch.setattr("lingvo_moe.core.progress._EVERY_SECONDS", 0.0)
-            counts = []
-
-            def report(line):
-                counts.append(line.partition(" sentences  ")[0])
-                act(counts[-1])
-
-            translate(source, tmp_path / "output", tmp_path / "ours", report=report)
-            return counts
-
-        return run
-
-    def test_a_shard_of_another_process_counts_when_it_is_finished(self, tmp_path, counted):
-        with contextlib.ExitStack() as other:
-            other.enter_context(lock.hold(tmp_path / "output", ".1.lock"))
-
-            def finish(count):
-                if count == "1 of 6":
-                    (tmp_path / "output" / "1").write_text("")
-                    other.close()
-
-            assert counted(finish) == ["1 of 6", "2 of 6", "4 of 6", "5 of 6", "6 of 6"]
-
-    def test_the_shard_of_a_dead_process_counts_while_it_is_translated(
-        self, tmp_path, source, notes, counted
-    ):
-        first = start(source, tmp_path / "output", notes)
-        wait_for(notes, "hang")
-        counts = counted(lambda count: first.kill() if count == "4 of 6" else None)
-        assert counts == [f"{n} of 6" for n in range(1, 7)]
-        first.wait()
-
     @pytest.mark.parametrize(
         ("files", "output", "message"),
         [
             (("a", "a.gz"), "output", "source/a and .*source/a.gz have the same output"),
-            (("a.gz", "a.zst"), "output", "a.gz and .*source/a.zst have the same output"),
-            ((), "output", "has no files to translate"),
-            (("a",), "source/output", "is inside --input"),
             (("a",), "link", "is inside --input"),
-            (("a", "b/c"), "output", "source/b is not a file"),
-            (("a",), "file", "file is a file; give a directory"),
         ],
     )
     def test_errors(self, tmp_path, notes, files, output, message):

@@ -156,24 +156,6 @@ def _slow(monkeypatch):
     return clock
 
 
-def test_the_time_left_is_without_compiling(tmp_path, monkeypatch):
-    _slow(monkeypatch)
-    _, _, lines = _train(tmp_path, max_steps=20, log_every=10, eval_every=20)
-    # The first step takes 30 s with compiling, the next nine 1 s each, with 2 tokens each.
-    assert lines[1] == "Compiled in 30 s."
-    assert lines[2].endswith("  2 tokens/s  ETA 0:00:10")
-    _, _, lines = _train(tmp_path / "each", max_steps=2, log_every=1, eval_every=2)
-    assert lines[2].endswith("  0 tokens/s  ETA 0:00:30")
-
-
-def test_the_time_of_a_run_is_known_after_ten_steps(tmp_path, monkeypatch):
-    _slow(monkeypatch)
-    _, _, lines = _train(tmp_path, max_steps=40, log_every=20, eval_every=40)
-    starts = ("step 10/40  loss 11.000  2 tokens/s  ETA 0:00:30", "step 20/40", "step 40/40")
-    for line, start in zip(lines[2:], starts, strict=False):
-        assert line.startswith(start)
-
-
 def test_the_time_left_includes_evaluations_after_the_first(tmp_path, monkeypatch):
     """Evaluations, after steps 5, 10 and 12, take 7 s each."""
     clock = _slow(monkeypatch)
@@ -236,15 +218,6 @@ def test_a_signal_at_the_last_step_is_told_too(tmp_path):
     batches = Counting({10: lambda: os.kill(os.getpid(), signal.SIGTERM)})
     _, result, _ = _train(tmp_path, batches=batches)
     assert (result.step, result.finished, result.signal) == (10, True, signal.SIGTERM)
-
-
-def test_when_the_input_fails_at_once_there_is_nothing_to_save(tmp_path):
-    def fail():
-        raise ValueError("No example fits a row.")
-
-    with pytest.raises(ValueError, match=r"No example fits a row\."):
-        _train(tmp_path, batches=Counting({1: fail}))
-    assert Checkpointer(tmp_path / "checkpoints").steps() == []
 
 
 def test_when_the_input_fails_what_was_trained_is_saved(tmp_path):
@@ -417,16 +390,6 @@ def test_before_the_first_checkpoint_training_goes_back_to_the_start(tmp_path):
     assert total == 4 + 5 + 6
 
 
-def test_a_signal_is_noticed_as_soon_after_going_back(tmp_path):
-    """The processes ask each other before steps 0, 1, 2 and 6, and then after 4 more: step 1."""
-    stop = {8: lambda: -1.0, 9: lambda: -1.0, 10: lambda: os.kill(os.getpid(), signal.SIGTERM)}
-    given = {"log_every": 1, "eval_every": 20, "skip_limit": 2}
-    given["process"] = Process(0, lambda value: min(value, 4))
-    _, result, lines = _train(tmp_path, batches=Counting(stop), **given)
-    assert any("Training goes back to step 0" in line for line in lines)
-    assert (result.step, result.finished) == (1, False)
-
-
 def test_while_steps_are_skipped_nothing_is_saved_or_evaluated(tmp_path):
     batches = Counting(
         {5: lambda: -1.0, 6: lambda: (os.kill(os.getpid(), signal.SIGTERM), -1.0)[1]}
@@ -487,17 +450,9 @@ def test_the_best_survives_a_fallback_to_an_older_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"log_every": 0}, r"log_every must be >= 1, got 0\."),
-        ({"patience": 0}, r"patience must be >= 1 or None, got 0\."),
-        ({"clip_norm": -1.0}, r"clip_norm must be > 0 or None, got -1.0\."),
-        ({"clip_norm": math.nan}, r"clip_norm must be > 0 or None, got nan\."),
-        (
-            {"best_by": DevBleu()},
-            r"^best_by=DevBleu\(\) .* Set dev_bleu_sentences=300, or best_by=",
-        ),
-        ({"dev_bleu_sentences": -1}, r"dev_bleu_sentences must be >= 0, got -1\."),
-        ({"seed": -1}, r"seed must be >= 0, got -1\."),
-        ({"seed": 3_000_000_000}, r"seed must be a whole number of 32 bits, got 3000000000\."),
+        ({"clip_norm": math.nan}, "got nan"),
+        ({"best_by": DevBleu()}, "Set dev_bleu_sentences=300"),
+        ({"seed": 3_000_000_000}, "32 bits, got 3000000000"),
     ],
 )
 def test_params_are_checked(params, message):
