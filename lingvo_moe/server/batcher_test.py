@@ -81,35 +81,22 @@ def batches_of(*requests, **params):
     return run(test, max_wait=0, **params)
 
 
-class TestBatches:
-    def test_requests_are_joined(self):
-        assert batches_of(("a", EN), ("b", EN)) == [(["a", "b"], "en")]
-
-    def test_never_more_tokens_than_the_budget(self):
+@pytest.mark.parametrize(
+    ("requests", "params", "expected"),
+    [
+        ([("a", EN), ("b", EN)], {}, ["a b"]),
         # 2 · 3 = 6 tokens fit, 3 · 3 = 9 do not.
-        assert batches_of(("aaa bbb ccc", EN), max_tokens=8) == [
-            (["aaa", "bbb"], "en"),
-            (["ccc"], "en"),
-        ]
-
-    def test_padding_counts(self):
+        ([("aaa bbb ccc", EN)], {"max_tokens": 8}, ["aaa bbb", "ccc"]),
         # Beside "aaaaa" any other sentence takes 5: two fit in 10, though 5 + 1 + 1 < 10.
-        assert batches_of(("aaaaa b c", EN), max_tokens=10) == [
-            (["aaaaa", "b"], "en"),
-            (["c"], "en"),
-        ]
-
-    def test_the_oldest_goes_with_those_nearest_in_length(self):
-        assert batches_of(("aaa b ccccc ddd e ff", EN), max_sentences=3) == [
-            (["aaa", "ddd", "ff"], "en"),
-            (["b", "e", "ccccc"], "en"),
-        ]
-
-    def test_a_sentence_over_the_budget_goes_alone(self):
-        assert batches_of(("aaaaaa b", EN), max_tokens=3) == [(["aaaaaa"], "en"), (["b"], "en")]
-
-    def test_a_batch_has_one_language(self):
-        assert batches_of(("a", EN), ("b", DE), ("c", EN)) == [(["a", "c"], "en"), (["b"], "de")]
+        ([("aaaaa b c", EN)], {"max_tokens": 10}, ["aaaaa b", "c"]),
+        # The oldest goes with those nearest in length.
+        ([("aaa b ccccc ddd e ff", EN)], {"max_sentences": 3}, ["aaa ddd ff", "b e ccccc"]),
+        ([("aaaaaa b", EN)], {"max_tokens": 3}, ["aaaaaa", "b"]),
+        ([("a", EN), ("b", DE), ("c", EN)], {}, ["a c", "b"]),  # one language
+    ],
+)
+def test_batches(requests, params, expected):
+    assert [" ".join(texts) for texts, _ in batches_of(*requests, **params)] == expected
 
 
 class TestDeadline:
@@ -195,29 +182,21 @@ class TestRequests:
 
         run(test, Model(fails=["bad"]), max_wait=0, max_tokens=7)
 
-    def test_too_few_answers_are_an_error_and_not_the_end(self):
-        async def test(batcher, model):
-            with pytest.raises(ValueError, match="zip"):
-                await submit(batcher, "a b")
-            with pytest.raises(ValueError, match="zip"):
-                await submit(batcher, "c d")
-
-        model = Model()
-        answers = model.__call__
-        short = type("Short", (), {"gate": model.gate, "__call__": lambda s, *a: answers(*a)[1:]})
-        run(test, short())
-
-    def test_a_full_queue_tells_when_it_will_have_room(self):
+    def test_a_full_queue_refuses_whole_requests_and_tells_when_it_will_have_room(self):
         """Two sentences that take 2.4 s each: 4.8 s, rounded up."""
 
         async def test(batcher, model):
             first, tasks = await while_busy(batcher, model, ("a b", EN))
             batcher._pace = 2.4
-            with pytest.raises(QueueFull, match="try again in 5 s") as full:
+            with pytest.raises(
+                QueueFull, match="2 sentences are waiting; try again in 5 s"
+            ) as full:
                 await submit(batcher, "c d")
             assert full.value.seconds == 5
+            tasks.append(asyncio.create_task(submit(batcher, "e")))
             model.gate.set()
-            await asyncio.gather(first, *tasks)
+            assert await asyncio.gather(*tasks) == [["A in en", "B in en"], ["E in en"]]
+            await first
 
         run(test, max_queue=3)
 
@@ -231,15 +210,3 @@ class TestRequests:
             assert batcher._pace == pytest.approx(0.9 * 0.05 + 0.1 * seconds / 4, rel=1e-9)
 
         run(test)
-
-    def test_a_full_queue_refuses_whole_requests(self):
-        async def test(batcher, model):
-            first, tasks = await while_busy(batcher, model, ("a b", EN))
-            with pytest.raises(QueueFull, match="2 sentences are waiting; try again in 1 s"):
-                await submit(batcher, "c d")
-            tasks.append(asyncio.create_task(submit(batcher, "e")))
-            model.gate.set()
-            assert await asyncio.gather(*tasks) == [["A in en", "B in en"], ["E in en"]]
-            await first
-
-        run(test, max_queue=3)

@@ -163,14 +163,6 @@ def test_markup_is_text(page):
     assert page.run("window.hacked === undefined")
 
 
-def test_an_error_goes_when_the_next_answer_comes(page):
-    _ask(page, "wrong")
-    assert page.run("document.getElementById('error').hidden") is False
-    _ask(page, "un")
-    assert page.run("document.getElementById('error').hidden") is True
-    assert _texts(page, ".translation .text") == ["un in en"]
-
-
 def test_another_model_has_other_languages(page):
     page.run("document.getElementById('model').value = 'two'")
     page.run("document.getElementById('model').onchange()")
@@ -182,10 +174,3 @@ def test_another_model_has_other_languages(page):
     page.wait_for("document.querySelectorAll('.tokens table').length === 1")
     assert _texts(page, ".tokens th") == ["token", "probability"]
     assert _texts(page, ".tokens td") == ["un in it", "60.7 %", "</s>", "100.0 %"]
-
-
-def test_it_loads_nothing_from_elsewhere(page, address):
-    _ask(page, "un")
-    loaded = page.run("performance.getEntriesByType('resource').map((e) => e.name)")
-    assert loaded
-    assert all(name.startswith(address) for name in loaded)
