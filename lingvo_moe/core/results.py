@@ -26,6 +26,11 @@ def returns(rule: str, check: Callable[..., Any]) -> Callable[[Callable], Callab
     return declare
 
 
+def a_text(result: Any, *_: Any) -> str | None:
+    """The check of a result that must be a text."""
+    return result if isinstance(result, str) else None
+
+
 def check_overrides(cls: type) -> None:
     """Makes the methods of a class outside this package check what they return."""
     if cls.__module__.partition(".")[0] == _PACKAGE:
@@ -47,7 +52,7 @@ def _checked(name, method, rule, check):
     @functools.wraps(method)
     def call(self, *args, **kwargs):
         result = method(self, *args, **kwargs)
-        with contextlib.suppress(AttributeError, TypeError, ValueError):
+        with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
             if (used := check(result, self, *args, *kwargs.values())) is not None:
                 return used
         found = printable(repr(result)[:100])

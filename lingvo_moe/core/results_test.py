@@ -12,23 +12,40 @@ from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.cleaning.base import CleaningRule
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext, OfSides, OfText
+from lingvo_moe.evaluation.metrics.base import Metric
 from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.dispatch import Dispatched, Dispatcher
 from lingvo_moe.layers.router import Router
+from lingvo_moe.serving.formats.base import Format
+from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.criteria import Criterion
+from lingvo_moe.training.schedules import Constant, Schedule
+
+
+def tensor(dtype, *shape):
+    return tf.zeros(shape, dtype)
+
 
 LOGITS = tf.constant(np.random.default_rng(0).normal(size=(1, 3, 4)), tf.float32)
 MASK = tf.ones([1, 3], tf.bool)
+SLOTS = NestedMap(m=tensor(tf.float32, 2), v=tensor(tf.float32, 2))
+MOVE = tensor(tf.float32, 2), SLOTS, None, None, None, None
 VOCABULARY = types.SimpleNamespace(size=9, decode=lambda lines: ["a text"])
+
+
+FIELDS = {
+    AdamW: {"schedule": Constant(learning_rate=1.0)},
+    Schedule: {"learning_rate": 1.0},
+    Metric: {"column": "own"},
+}
 
 
 def plug_in(base, method, result):
     """An object of a class in another package, whose method returns what `result` does."""
     own = {method: lambda self, *args: result(*args), "__module__": "mine", "name": "own"}
-    others = {Criterion: {"text": None}, Router: {"weights": None}}.get(base, {})
-    cls = type("Own", (base,), own | others)
-    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)()
+    cls = type("Own", (base,), dict.fromkeys(base.__abstractmethods__) | own)
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)(**FIELDS.get(base, {}))
 
 
 def route(change):
@@ -39,10 +56,6 @@ def route(change):
         return routing._replace(**change(routing))
 
     return result
-
-
-def tensor(dtype, *shape):
-    return tf.zeros(shape, dtype)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +92,16 @@ def tensor(dtype, *shape):
             "float32 .G, S, E.",
         ),
         (Criterion, "loss", lambda *_: None, ({},), "a number"),
+        (AdamW, "update_weight", lambda *_: None, MOVE, "weight's shape and dtype, and its slots"),
+        (AdamW, "update_weight", lambda *_: (tensor(tf.float64, 2), SLOTS), MOVE, "dtype"),
+        (AdamW, "update_weight", lambda *_: (tensor(tf.float32, 1), SLOTS), MOVE, "shape"),
+        (AdamW, "update_weight", lambda *_: (MOVE[0], NestedMap(m=MOVE[0])), MOVE, "its slots"),
+        (AdamW, "weight_slots", lambda *_: NestedMap(m=0.0), (None,), "WeightSpecs by name"),
+        (Schedule, "__call__", lambda *_: None, (1.0,), r"float32 \[\]"),
+        (Schedule, "__call__", lambda *_: tensor(tf.float64), (1.0,), r"float32 \[\]"),
+        (Schedule, "__call__", lambda *_: tensor(tf.float32, 1), (1.0,), r"float32 \[\]"),
+        (Metric, "score", lambda *_: "0.5", (None,), "a finite number"),
+        (Format, "open", lambda *_: None, (None,), "a function"),
         (CleaningRule, "drops", lambda *_: None, (("a", "b"), ("de", "en")), "True or False"),
         (
             Modifier,

@@ -147,7 +147,7 @@ def looked_at(source, inputs):
     bias = decoder.relative_bias.fprop(theta.decoder.relative_bias, position, position)
     x = decoder.embedding.lookup(theta.decoder.embedding, written.ids)
     args = "self_attention", own, x, None, bias + causal_bias(len(inputs)), EVALUATION
-    x = layer._attention_branch(*args)
+    x = layer._attention_branch(*args, written)
     x = layer.params.norm.fprop(own.norms.cross_attention, x)[0].numpy()
     attention = np.zeros([len(inputs), len(source)])
     for head in (slice(0, 8), slice(8, 16)):

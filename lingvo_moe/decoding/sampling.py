@@ -42,37 +42,27 @@ class Sampling(Params):
             logits: float32 [B, K, V]; -inf for tokens that must not be drawn.
             step: int32 [], different for each draw.
         """
-        logits = self._kept(logits / tf.maximum(self.temperature, _LEAST_TEMPERATURE))
+        logits /= tf.maximum(self.temperature, _LEAST_TEMPERATURE)
         seed = random.fold_in(tf.stack([self.seed, 0]), step)
         uniform = random.uniform(tf.shape(logits)[1:], seed, low=1e-20)
         # The token with the largest logit plus Gumbel noise is a sample of the softmax.
-        return tf.argmax(logits - tf.math.log(-tf.math.log(uniform)), -1, tf.int32)
-
-    def _kept(self, logits):
-        """The logits, -inf for tokens that top_k and top_p exclude."""
+        noise = -tf.math.log(-tf.math.log(uniform))
         some = (self.top_k > 0) | (self.top_p < 1)
-        return smart_cond(some, lambda: self._likeliest(logits), lambda: logits)
+        return smart_cond(
+            some,
+            lambda: self._of_likeliest(logits, noise),
+            lambda: tf.argmax(logits + noise, -1, tf.int32),
+        )
 
-    def _likeliest(self, logits):
+    def _of_likeliest(self, logits, noise):
+        """A token of those that top_k and top_p keep; by rank, so of equal ones the lowest."""
         size = logits.shape[-1]
         count = tf.where(self.top_k > 0, tf.minimum(self.top_k, size), size)
         # XLA needs a static number; fewer are sorted faster.
         sorts = size if logits.shape.is_fully_defined() else count
-        best = tf.math.top_k(logits, sorts)
-        values = tf.where(tf.range(sorts) < count, best.values, -math.inf)
-        ahead = tf.cumsum(tf.nn.softmax(values), axis=-1, exclusive=True)
-        kept = (ahead < self.top_p) | (self.top_p >= 1)
-        return _only(best.indices, tf.where(kept, values, -math.inf), logits)
-
-
-def _only(tokens, values, logits):
-    """Values [B, K, n] at tokens int32 [B, K, n], -inf for all others; by rank, so that of equal
-    logits at the limit the lowest tokens are kept."""
-    size = logits.shape[-1]
-    rows = tf.reshape(tokens, [-1, tf.shape(tokens)[-1]])
-    places = tf.range(tf.shape(rows)[0])[:, None] * size + rows
-    found = tf.fill([tf.size(logits)], -math.inf)
-    found = tf.tensor_scatter_nd_update(
-        found, tf.reshape(places, [-1, 1]), tf.reshape(values, [-1])
-    )
-    return tf.reshape(found, tf.shape(logits))
+        best, kept = tf.math.top_k(logits, sorts), tf.range(sorts) < count
+        share = tf.nn.softmax(tf.where(kept, best.values, -math.inf))
+        kept &= (tf.cumsum(share, axis=-1, exclusive=True) < self.top_p) | (self.top_p >= 1)
+        noise = tf.gather(tf.broadcast_to(noise, tf.shape(logits)), best.indices, batch_dims=2)
+        place = tf.argmax(tf.where(kept, best.values + noise, -math.inf), -1, tf.int32)
+        return tf.gather(best.indices, place, batch_dims=2)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from lingvo_moe.core.fields import Params, Share
-from lingvo_moe.core.results import returns
+from lingvo_moe.core.results import a_text, returns
 from lingvo_moe.data.vocabulary import Vocabulary
 
 
@@ -95,7 +95,7 @@ class OfSides(Modifier):
 class OfText(OfSides):
     """Changes texts: a side is decoded, changed and encoded again."""
 
-    @returns("a text", lambda text, *_: text if isinstance(text, str) else None)
+    @returns("a text", a_text)
     @abc.abstractmethod
     def change_text(self, text: str, rng: random.Random) -> str:
         """The changed text; if it equals `text`, the side keeps its ids.

@@ -4,16 +4,20 @@ import abc
 import collections
 import dataclasses
 import math
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_moe.core.fields import Params, list_of, short_repr
+from lingvo_moe.core.fields import Params, list_of
 from lingvo_moe.core.params import parse_policy
+from lingvo_moe.core.results import a_text, returns
 from lingvo_moe.evaluation.report import TAKEN
 from lingvo_moe.evaluation.scores import PairOutput
 
 _CURE = "Correct the cause, or leave this --metric out."
+
+
+def _finite(score, *_):
+    return float(score) if not isinstance(score, bool) and math.isfinite(score) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,10 +38,12 @@ class Metric(Params, abc.ABC):
             ValueError: a file or a package is missing, or the download fails.
         """
 
+    @returns("a finite number", _finite)
     @abc.abstractmethod
     def score(self, output: PairOutput) -> float:
         """The score of all lines of a pair, where 100 is best; the report shows one decimal."""
 
+    @returns("a text", a_text)
     @abc.abstractmethod
     def signature(self) -> str:
         """All that another person needs to compute the same score."""
@@ -84,25 +90,18 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
 
 
 def score_of(metric: Metric, output: PairOutput) -> float:
-    """The score of a metric, a finite number.
+    """The score of a metric.
 
     Raises:
-        ValueError: the metric raises an error, or returns something else.
+        ValueError: the metric raises an error.
     """
     what = f"{metric.column} of {output.pair} cannot be computed by {metric}"
-    score = _call(lambda: metric.score(output), what)
-    if not isinstance(score, numbers.Real) or isinstance(score, bool) or not math.isfinite(score):
-        raise ValueError(f"{what} (the score is {short_repr(score)}, no finite number). {_CURE}")
-    return float(score)
+    return _call(lambda: metric.score(output), what)
 
 
 def signature_of(metric: Metric) -> str:
     """The signature of a metric; raises as `score_of`."""
-    what = f"The signature of {metric} cannot be computed"
-    signature = _call(metric.signature, what)
-    if not isinstance(signature, str):
-        raise ValueError(f"{what} (it is {short_repr(signature)}, no text). {_CURE}")
-    return signature
+    return _call(metric.signature, f"The signature of {metric} cannot be computed")
 
 
 def _prepare(metric: Metric) -> None:

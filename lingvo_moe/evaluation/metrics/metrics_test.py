@@ -109,7 +109,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
         ([f"SpBleu(model='{tmp_path}/text.model')"], "text.model' is no SentencePiece model"),
         (["SpBleu(model=/b.model)"], r"^--metric=SpBleu\(model=/b.model\): write it as SpBleu\("),
         (["SpBleu"], r"^--metric=SpBleu: SpBleu needs model \(str\); write it as SpBleu\("),
-        (["Ter"], "^--metric=Ter: 'Ter' is not of type Comet or Exact or Returns or SpBleu"),
+        (["Ter"], "^--metric=Ter: 'Ter' is not of type Comet or Exact or SpBleu"),
         (["Comet(gpu=1)"], "Comet has no field 'gpu'. Did you mean 'gpus'"),
         (["Comet(gpus=-1)"], "gpus must be >= 0"),
         (["Exact", "Exact()"], "Two metrics have the column 'exact'. Give each its own"),
@@ -121,7 +121,9 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Returns(Metric):
-    """Returns or raises what it is given."""
+    """Returns or raises what it is given; a plug-in."""
+
+    __module__ = "mine"
 
     column: str = "given"
     value: object = 1.0
@@ -155,14 +157,14 @@ def write(directory, metric):
 @pytest.mark.parametrize(
     ("given", "cause"),
     [
-        ({"value": float("nan")}, r"given of aa-en .* \(the score is nan, no finite number\)"),
-        ({"value": None}, "the score is None, no finite number"),
-        ({"value": True}, "the score is True, no finite number"),
+        ({"value": float("nan")}, r"aa-en .* mine: Returns.score must return a finite number; .* nan"),
+        ({"value": None}, "a finite number; it returned None"),
+        ({"value": True}, "a finite number; it returned True"),
         (
             {"value": KeyError("k")},
             r"given of aa-en cannot be computed by Returns\(.* \(KeyError: 'k'",
         ),
-        ({"text": None}, r"The signature of Returns\(.* \(it is None, no text\)"),
+        ({"text": None}, r"The signature of Returns\(.* must return a text; it returned None"),
         ({"text": OSError("o")}, r"The signature of Returns\(.* \(OSError: o\)"),
     ],
 )

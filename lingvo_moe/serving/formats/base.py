@@ -13,6 +13,7 @@ import numpy as np
 
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.results import a_text, returns
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage
 from lingvo_moe.serving.prune import Pruning
@@ -108,6 +109,7 @@ class Format(Params, abc.ABC):
             directory: an empty directory.
         """
 
+    @returns("a text", a_text)
     def hint(self, output: Path, model_dir: ModelDir | None = None) -> str:
         """A command to try an export, with the languages that the model of the logdir needs."""
         if self.client is None:
@@ -132,6 +134,7 @@ class Format(Params, abc.ABC):
             return {"source_language": source, "to": target}
         return {} if "en" in model_dir.tags else {"to": target}
 
+    @returns("a function", lambda function, *_: function if callable(function) else None)
     def open(self, path: Path) -> Translate:
         """Loads an export of this format; returns the function that translates with it.
 
