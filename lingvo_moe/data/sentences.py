@@ -19,7 +19,8 @@ try:
     from sentencex import segment
 except ImportError:
     _END = re.compile(
-        rf"(?<!\b[A-Z]\w)[.!?؟۔।։።။]+{_CLOSING}\s+|[。！？｡]+{_CLOSING}\s*"  # "Dr." is no end
+        rf"(?<!\b[A-Z]\w)[.!?]+{_CLOSING}\s+"  # "Dr." is no end
+        rf"|[؟۔।॥။։܀-܂።፧༎᙮᭞᭟᱾᱿。꓿꘎꘏꛳꧈꧉꩝-꩟꫰꫱꯫߹！？．｡]+{_CLOSING}\s*"
     )
 
     def segment(language: str, text: str) -> list[str]:
@@ -39,10 +40,10 @@ _CODES = dict(
 )
 # Ends that sentencex does not know: of Khmer and Tibetan, "…" and line ends inside a text.
 _MORE_ENDS = re.compile(
-    rf"[។៕༈།-༒༔]+{_CLOSING}\s*|…{_CLOSING}\s+(?=[A-ZÀ-ÞΑ-ΩА-Я])|\s*{LINE_ENDS}\s*"
+    rf"[។៕༈།-༒༔‼⁇-⁉]+{_CLOSING}\s*|…{_CLOSING}\s+(?=[A-ZÀ-ÞΑ-ΩА-Я])|\s*{LINE_ENDS}\s*"
 )
-# No end: an initial ("J."), and a point without a space after it.
-_NO_END = re.compile(r"(?<!\w)[^\W\d_]\.\s*$|[.!?]$")
+# No end: an initial ("J."), which is no letter after a mark, and a point without a space after it.
+_NO_END = re.compile(rf"(?<![^\s.\-{re.escape(_OPENING)}])[^\W\d_]\.\s*$|[.!?]$")
 # Where a long sentence is cut, the best place first; of its length, what is too near its ends.
 _CUTS = (
     (0.25, re.compile(r"[;:؛]\s+|[；：]\s*")),

@@ -35,6 +35,8 @@ from lingvo_moe.data.sentences import Part, join_parts, split_sentences, split_t
         ("hy", "Բարեւ։ |Ինչպես եք։ |Լավ"),
         ("am", "ሰላም። |እንዴት ነህ። |ደህና"),
         ("el", "Τι κάνεις; |Καλά."),
+        ("te", "ఇది పిత. |అది పిత. |(A. Ray)"),  # its last letter comes after a mark
+        ("fr", "Deux cafe\u0301s. |Oui‼ |Non."),
         ("qna", "mi kara. |so ti! |ra"),
     ],
 )
@@ -44,7 +46,12 @@ def test_texts_are_split_after_the_ends_of_sentences(language, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["Dr. Ott met J. R. Ray. |He paid 3.50! |So", "一。|二！」|三", "ខ្ញុំ។ |အ။ |one\u2028|two"],
+    [
+        "Dr. Ott met J. R. Ray. |He paid 3.50! |So",
+        "一。|二！」|三",
+        "ខ្ញុំ។ |အ။ |one\u2028|two",
+        "ক।|ᱚ᱾ |ꯃ꯫ |ሀ፧|ܐ܀ |ᓀ᙮ |ߒ߹ |क॥ |ꙋ",
+    ],
 )
 def test_without_sentencex_punctuation_ends_sentences(text, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)

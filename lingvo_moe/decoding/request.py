@@ -227,13 +227,10 @@ def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
 
 def _standard(params, names):
     """Params with the defaults of these fields and, if they sample, of those of sampling."""
-    if sampling := params.sampling:
-        sampling = dataclasses.replace(sampling, **_defaults(sampling, _OF_SAMPLING))
-    return dataclasses.replace(params, **_defaults(params, names), sampling=sampling)
-
-
-def _defaults(params, names):
-    return {name: getattr(type(params)(), name) for name in names}
+    values = {name: getattr(type(params)(), name) for name in names}
+    if sampling := getattr(params, "sampling", None):
+        values["sampling"] = _standard(sampling, _OF_SAMPLING)
+    return dataclasses.replace(params, **values)
 
 
 def _arrays(params, kinds):

@@ -187,8 +187,7 @@ class Spmd:
             batch["tasks"] = np.pad(tasks, (0, spare))
         if request:
             request, numbers = request.split_numbers()
-            rows = len(padded_lengths)
-            batch |= {name: np.repeat(number, rows) for name, number in numbers.items()}
+            batch |= {n: np.repeat(number, len(padded_lengths)) for n, number in numbers.items()}
         output = self._run(
             ("translate", request),
             lambda specs: partition_translate(self._fixed_task, specs, self._layout, request),

@@ -130,18 +130,6 @@ def from_rules(dims: str, shape: tuple[int | None, ...], mesh: Mesh, rules: Rule
     return from_axes(assignment(dims, shape, mesh, rules), mesh)
 
 
-def to_rules(sbp: NdSbp, dims: str, mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """The fewest rules that give a tensor with these letters this type.
-
-    Raises:
-        ValueError: as `split_axes`, or P, which rules cannot express.
-    """
-    if P in sbp:
-        raise ValueError(f"Rules cannot express {sbp}: P is an unfinished sum. Box it first.")
-    axes = split_axes(sbp, len(dims), mesh)
-    return {letter: group for letter, group in zip(dims, axes, strict=True) if group}
-
-
 # ---- the pieces of each device ----
 
 

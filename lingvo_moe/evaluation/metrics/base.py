@@ -90,11 +90,7 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
 
 
 def score_of(metric: Metric, output: PairOutput) -> float:
-    """The score of a metric.
-
-    Raises:
-        ValueError: the metric raises an error.
-    """
+    """The score of a metric; raises ValueError, with metric and pair, for any error of it."""
     what = f"{metric.column} of {output.pair} cannot be computed by {metric}"
     return _call(lambda: metric.score(output), what)
 
