@@ -109,7 +109,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
         ([f"SpBleu(model='{tmp_path}/text.model')"], "text.model' is no SentencePiece model"),
         (["SpBleu(model=/b.model)"], r"^--metric=SpBleu\(model=/b.model\): write it as SpBleu\("),
         (["SpBleu"], r"^--metric=SpBleu: SpBleu needs model \(str\); write it as SpBleu\("),
-        (["Ter"], "^--metric=Ter: 'Ter' is not of type Comet or Exact or SpBleu"),
+        (["Ter"], "^--metric=Ter: 'Ter' is not of type Comet or Exact or "),
         (["Comet(gpu=1)"], "Comet has no field 'gpu'. Did you mean 'gpus'"),
         (["Comet(gpus=-1)"], "gpus must be >= 0"),
         (["Exact", "Exact()"], "Two metrics have the column 'exact'. Give each its own"),
@@ -157,7 +157,10 @@ def write(directory, metric):
 @pytest.mark.parametrize(
     ("given", "cause"),
     [
-        ({"value": float("nan")}, r"aa-en .* mine: Returns.score must return a finite number; .* nan"),
+        (
+            {"value": float("nan")},
+            r"aa-en .* mine: Returns.score must return a finite number; .* nan",
+        ),
         ({"value": None}, "a finite number; it returned None"),
         ({"value": True}, "a finite number; it returned True"),
         (
