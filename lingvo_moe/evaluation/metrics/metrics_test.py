@@ -108,7 +108,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
         (["Comet"], "needs the package unbabel-comet .* pip install unbabel-comet$"),
         ([f"SpBleu(model='{tmp_path}/text.model')"], "text.model' is no SentencePiece model"),
         (["SpBleu(model=/b.model)"], r"^--metric=SpBleu\(model=/b.model\): write it as SpBleu\("),
-        (["SpBleu"], r"^--metric=SpBleu: SpBleu needs model \(str\); write it as SpBleu\("),
+        (["SpBleu"], "^--metric=SpBleu: .*'model'"),
         (["Ter"], "^--metric=Ter: 'Ter' is not of type Comet or Exact or "),
         (["Comet(gpu=1)"], "Comet has no field 'gpu'. Did you mean 'gpus'"),
         (["Comet(gpus=-1)"], "gpus must be >= 0"),
