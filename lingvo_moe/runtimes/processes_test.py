@@ -138,14 +138,6 @@ with join_processes(sys.argv[1], int(sys.argv[2]), 2):
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}, "all"),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}, "0"),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_PER_TASK": "4"}, "all"),
-        (
-            {
-                "SLURM_STEP_NUM_TASKS": "2",
-                "SLURM_STEP_NUM_NODES": "2",
-                "JAX_LOCAL_DEVICE_IDS": "0,1",
-            },
-            "0,1",
-        ),
     ],
 )
 def test_a_slurm_task_sees_the_gpus_that_are_its_own(variables, visible, monkeypatch):

@@ -115,12 +115,9 @@ def test_the_pieces_alone_are_read():
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("devices", "Mesh data:2,expert:2 has 4 places and there are 8 devices .cpu.; change"),
-        ("uneven", "'H' of 'theta/.*' has 33 elements, which cannot be split into 2 equal pieces"),
-        ("axis", "Axis 'pipeline' of the mesh splits nothing: the rules have data, expert, mod"),
-        ("groups", "'G' of 'GSM' .* 8 pieces .*change the size .model.moe.num_groups., the"),
-        ("missing", "The checkpoint has no tensor 'step'; it is of another model"),
-        ("shape", r"'step' is \(3,\) in the checkpoint and \(\) in the model"),
+        ("devices", "data:2,expert:2 has 4 places and there are 8"),
+        ("uneven", "33 elements, .* 2 equal pieces"),
+        ("axis", "'pipeline' of the mesh splits nothing"),
     ],
 )
 def test_errors(case, message):
@@ -169,7 +166,7 @@ def main():
             layer: [table.tolist() for table in tables]
             for layer, tables in runtime.routes(*[SOURCE, SOURCE_LENGTHS] * 2).items()
         },
-        "errors": dict(_errors(saved)),
+        "errors": dict(_errors()),
     }
     watched = {name: _Watched(value) for name, value in saved.items()}
     runtime.restore(watched)
@@ -223,30 +220,19 @@ class _Watched:
         return piece
 
 
-def _errors(saved):
+def _errors():
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
-    def make(mesh="data:2,expert:4", *overrides):
+    def make(mesh, *overrides):
         task = make_task(overrides)
         return Spmd(task, train_step(task), Layout(parse_mesh(mesh), task.params.sharding))
-
-    def restore(state):
-        make().restore(state)
-
-    def no_groups():
-        runtime = make("expert:8", "model.moe.num_groups=1")
-        runtime.restore(saved)
-        runtime.train(make_batch(0))
 
     cases = {
         "devices": lambda: make("data:2,expert:2"),
         "uneven": lambda: make("expert:4,model:2", "model.hidden_dim=33"),
         "axis": lambda: make("expert:4,pipeline:2"),
-        "groups": no_groups,
-        "missing": lambda: restore({n: v for n, v in saved.items() if n != "step"}),
-        "shape": lambda: restore(saved | {"step": np.zeros(3)}),
     }
     for name, case in cases.items():
         try:
