@@ -53,7 +53,7 @@ def load(directory):
                 f"{directory} is damaged ({reason}). Copy it again, or export the model again."
             ) from error
     signature = getattr(model, "signatures", {}).get("serving_default")
-    if not hasattr(model, "translate") or signature is None:
+    if not hasattr(model, "about") or signature is None:
         raise ValueError(f"{directory} is a SavedModel that lingvo-moe-export did not make.")
     return model, set(signature.structured_input_signature[1]) - {"sentences"}
 
@@ -89,8 +89,7 @@ class Model:
             if languages[name] is None:
                 raise ValueError(f"This model routes by {name.replace('_', ' ')}; give --{name}.")
         about = self._model.about()
-        known = plain(about.get("source_languages", []))
-        check_source_language(languages["source_language"], known)
+        check_source_language(languages["source_language"], plain(about["source_languages"]))
         check_target_language(languages["target_language"], plain(about["languages"]))
         self._languages = {name: languages[name] for name in wanted}
         self._called: set[str] = set()

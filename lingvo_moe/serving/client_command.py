@@ -31,8 +31,8 @@ _BLOCK = 4096  # lines that are read at a time, which bounds memory
 _INT32 = range(-(1 << 31), 1 << 31)
 _OF_SAMPLING = ("top_k", "top_p", "seed")
 _NO_OPTIONS = (
-    "This export takes no options but --n_best: its model has decoding.rules, or an earlier "
-    "version of lingvo_moe made it. Use the logdir, or in the second case export it again."
+    "This export takes no options but --n_best, because its model has decoding.rules. Use the "
+    "logdir."
 )
 
 

@@ -61,20 +61,15 @@ class Exported(OneProcess):
         """Loads it.
 
         Raises:
-            ValueError, OSError: it is no export, or was made by an earlier version.
+            ValueError, OSError: it is no export, or is damaged.
         """
         super().__init__(path)
         self.path = path
         self._model, self._wanted = client.load(str(path))
-        if not hasattr(self._model, "about"):
-            raise ValueError(
-                f"{path} was exported by an earlier version of lingvo_moe; export the model again."
-            )
         about = self._model.about()
         self.languages: Sequence[str] = [name.decode() for name in about["languages"].numpy()]
         self.pairs: Sequence[str] = tuple(pair.decode() for pair in about["pairs"].numpy())
-        sources = about["source_languages"].numpy() if "source_languages" in about else ()
-        self._sources: Sequence[str] = [name.decode() for name in sources]
+        self._sources: Sequence[str] = [name.decode() for name in about["source_languages"].numpy()]
         self.needs_source_language = "source_language" in self._wanted
         self.max_pieces, self.part_pieces = int(about["max_pieces"]), int(about["part_pieces"])
         n_best = int(about["n_best"])
@@ -209,11 +204,7 @@ class Exported(OneProcess):
                 f"is no option of this export; leave it out, or translate with the logdir. The "
                 f"options are {', '.join(self.options)}."
             )
-        return (
-            "needs an export with options, and this one has none. If an earlier version of "
-            "lingvo_moe made it, export the model again; if the model has decoding.rules, use the "
-            "logdir."
-        )
+        return "is no option of this export, because its model has decoding.rules; use the logdir."
 
     def _split(self, sentences, search, language="en"):
         """The parts of each sentence."""

@@ -345,23 +345,16 @@ def _expert_axes(model_dir, experts) -> dict[str, int]:
     """The axis of the experts in each weight whose shape depends on their number.
 
     Raises:
-        ValueError: more than one axis depends on it, or a policy cannot choose among so few.
+        ValueError: a policy cannot choose among so few.
     """
     params = _with_experts(model_dir.params, experts, experts)
     smaller = dict(dataclasses.replace(model_dir, params=params).task.weights().flatten())
     axes = {}
     for name, spec in model_dir.task.weights().flatten():
         now = smaller[name].shape
-        same_rank = len(spec.shape) == len(now)
-        changed = [i for i, size in enumerate(spec.shape) if same_rank and size != now[i]]
-        if not same_rank or len(changed) > 1:
-            raise ValueError(
-                f"--prune cannot tell which part of {name} belongs to an expert: its shape is "
-                f"{spec.shape}, and would be {now} with {experts} experts; one dimension may "
-                f"change. Drop --prune."
-            )
-        if changed:
-            axes[name] = changed[0]
+        for axis, (size, fewer) in enumerate(zip(spec.shape, now, strict=True)):
+            if size != fewer:
+                axes[name] = axis
     return axes
 
 

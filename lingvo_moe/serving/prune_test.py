@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import evolve
 from lingvo_moe.data.curriculum import Stage
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.gatings.hashed import Hash
@@ -20,7 +19,6 @@ from lingvo_moe.serving.formats.base import read_model, read_theta
 from lingvo_moe.serving.formats.safetensors import Safetensors
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.serving.prune import (
-    STATISTICS,
     AllPairs,
     ByLanguage,
     ByPair,
@@ -46,37 +44,6 @@ def record(first, confidence, pairs, layers=("encoder/layer_00", "decoder/layer_
         pair_first=first,
         pair_confidence=np.array(confidence, float),
     )
-
-
-def test_importance_by_hand():
-    # Pair a-en: 3 of 4 tokens choose expert 0, with gates of 0.5 on average; 1 expert 1, with 0.2.
-    # Pair b-en: 2 of 2 choose expert 1, with 1.0. The mean of both pairs.
-    of = record([[[3, 1], [0, 2]]], [[[1.5, 0.2], [0, 2.0]]], ["a-en", "b-en"], ["encoder/l"])
-
-    def scores(*pairs):
-        return importance(of, pairs, ByPair())["encoder/l"]
-
-    a = [0.75 * np.exp(0.5), 0.25 * np.exp(0.2)]
-    np.testing.assert_allclose(scores("a-en"), a)
-    np.testing.assert_allclose(scores("b-en"), [0, np.e])
-    np.testing.assert_allclose(scores("a-en", "b-en"), [a[0] / 2, (a[1] + np.e) / 2])
-
-
-def test_languages_choose_by_side():
-    # All tokens of a pair choose one expert with a gate of 0, so its importance is 1.
-    pairs = ["a-en", "a-b", "b-en", "en-b"]
-    of = record([np.eye(4)] * 2, np.zeros([2, 4, 4]), pairs)
-
-    def scores(statistics, *wanted):
-        of_side = importance(of, wanted, statistics).values()
-        return [np.round(scores, 6).tolist() for scores in of_side]
-
-    # From a: the pairs 0 and 1. Into en: 0 and 2.
-    assert scores(ByLanguage(), "a-en") == [[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0]]
-    # From a or en, with equal weights: the mean of 0 and 1, and 3. Into en or b: 0, 2 and 1, 3.
-    assert scores(ByLanguage(), "a-en", "en-b") == [[0.25, 0.25, 0, 0.5], [0.25] * 4]
-    assert scores(ByPair(), "a-en", "en-b") == [[0.5, 0, 0, 0.5]] * 2
-    assert scores(AllPairs(), "a-en") == [[0.25] * 4] * 2
 
 
 def of_language(pair, place, wanted):
@@ -139,40 +106,16 @@ def test_second_choices_decide_between_equal_experts():
     assert kept["encoder/l"].tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("statistics", STATISTICS.values())
-def test_a_pair_without_tokens_is_refused(statistics):
+def test_a_pair_without_tokens_is_refused():
     of = record([[[3, 1], [0, 0]]], [[[1, 1], [0, 0]]], ["a-en", "b-en"], ["encoder/l"])
-    if statistics != AllPairs():
-        with pytest.raises(ValueError, match="has no dev tokens of b-en; leave these out"):
-            importance(of, ["a-en", "b-en"], statistics)
+    with pytest.raises(ValueError, match="no dev tokens of b-en"):
+        importance(of, ["a-en", "b-en"], ByPair())
 
 
 def test_partners_without_tokens_do_not_count():
     of = record([[[3, 1], [0, 0]]], [[[1, 1], [0, 0]]], ["a-en", "a-b"], ["encoder/l"])
     by_pair, by_language = (importance(of, ["a-en"], s) for s in (ByPair(), ByLanguage()))
     assert by_language["encoder/l"].tolist() == by_pair["encoder/l"].tolist()
-
-
-def kept(choice, scores, share):
-    """The experts that are kept, for layers of the encoder."""
-    scores = {f"encoder/layer_{i:02}": np.array(of, float) for i, of in enumerate(scores)}
-    return [experts.tolist() for experts in choice.keep(scores, share).values()]
-
-
-@pytest.mark.parametrize("choice", [PerLayer(), PerLayer(ratio=3.0)])
-def test_the_same_share_of_every_layer(choice):
-    scores = [[1, 3, 2, 0], [5, 5, 5, 6]]
-    assert kept(choice, scores, 0.5) == [[1, 2], [0, 3]]
-    assert kept(choice, scores, 0.99) == [[1], [3]]
-    assert kept(choice, scores, 0.0) == [[0, 1, 2, 3]] * 2
-
-
-def test_a_threshold_keeps_more_where_tokens_spread():
-    # Ahead of the experts, in falling order: 0, 0.9, 1, 1 and 0, 0.25, 0.5, 0.75 of 1. The four
-    # smallest are one of the first layer and three of the second.
-    scores = [[0, 0.1, 0.9, 0], [0.25] * 4]
-    assert kept(Threshold(least=1), scores, 0.5) == [[2], [0, 1, 2]]
-    assert kept(Threshold(least=2), scores, 0.5) == [[1, 2], [0, 1]]
 
 
 def test_a_threshold_removes_the_wanted_number_of_experts_that_nobody_uses():
@@ -240,11 +183,6 @@ def test_the_threshold_is_that_of_a_slow_search(share, ratio):
     )
     got = Threshold(least=2, ratio=ratio).keep(scores, share)
     assert {name: experts.tolist() for name, experts in got.items()} == expected
-
-
-def test_a_ratio_must_be_positive():
-    with pytest.raises(ValueError, match=r"ratio must be > 0 or None, got 0\.0"):
-        PerLayer(ratio=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -333,16 +271,9 @@ def test_params_cannot_tell_of_layers_that_differ_within_a_side(model_dir, tmp_p
         return model_dir, theta, step
 
     monkeypatch.setattr(export_format, "read_model", uneven)
-    with pytest.raises(ValueError, match=r"different numbers of experts; pass --prune_by=layer"):
+    with pytest.raises(ValueError, match=r"different numbers of experts.*--prune_by=layer"):
         Safetensors().export(model_dir, tmp_path / "weights")
     assert not (tmp_path / "weights").exists()
-
-
-def test_pruned_weights_are_a_model_of_fewer_experts(model_dir, tmp_path):
-    Safetensors().export(model_dir, tmp_path / "weights", pruning=Pruning(share=0.5))
-    pruned = ModelDir.open(tmp_path / "weights")
-    assert pruned.params.model.moe.num_experts == 4
-    assert load_translator(pruned, Local(pruned.task))[0](SENTENCES, "en")
 
 
 def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
@@ -379,15 +310,6 @@ class Distances(Router):
         return theta.scale * tf.einsum("GSM,EM->GSE", inputs, theta.centers)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pairwise(Distances):
-    """Its weights have the number of experts twice."""
-
-    def weights(self, model_dim, num_experts):
-        more = WeightSpec((num_experts, num_experts), Constant(0.0), "eM")
-        return NestedMap(super().weights(model_dim, num_experts), more=more)
-
-
 def test_weights_of_other_routers(tmp_path):
     made = random_logdir(tmp_path, (*SMALLEST, "model.moe.router=Distances()"))
     first = np.tile(np.arange(8), (2, len(made.pairs), 1)) + 1
@@ -402,35 +324,20 @@ def test_weights_of_other_routers(tmp_path):
         pruned.task.weights().flatten(), smaller.flatten(), strict=True
     ):
         assert (name, spec.shape) == (path, value.shape)
-    strange = evolve(made.params, "model.moe.router", Pairwise())
-    with pytest.raises(ValueError, match=r"cannot tell which part of .*/more belongs to"):
-        Pruning(share=0.25).apply(dataclasses.replace(made, params=strange), theta)
 
 
 @pytest.mark.parametrize(
     ("overrides", "pruning", "message"),
     [
-        ({}, Pruning(share=0.5, languages=("xx",)), "--languages=xx: the model was trained on"),
-        ({"moe": None}, Pruning(share=0.5), "of a model without experts; drop --prune"),
-        ({"gating": Hash()}, Pruning(share=0.5), "none can be removed. Drop --prune"),
+        ({}, Pruning(share=0.5, languages=("xx",)), "--languages=xx: "),
+        ({"moe": None}, Pruning(share=0.5), "without experts; drop --prune"),
+        ({"gating": Hash()}, Pruning(share=0.5), "Hash.* Drop --prune"),
+        ({"gating": TopK(limit=NodeLimited())}, Pruning(share=0.5), "NodeLimited.* Drop --prune"),
+        ({"gating": TopK(k=3)}, Pruning(share=0.75), r"2 experts in .* Pass a smaller --prune"),
         (
-            {"gating": TopK(limit=NodeLimited())},
-            Pruning(share=0.5),
-            "needs equal blocks of experts, which",
-        ),
-        (
-            {"gating": TopK(k=3)},
-            Pruning(share=0.75),
-            r"leaves 2 experts in encoder/layer_00, and moe.gating=.* cannot use them: k=3 must "
-            r"not exceed .* Pass a smaller --prune",
-        ),
-        *(
-            (
-                {"router": ByTask()},
-                Pruning(share=0.5, statistics=statistics),
-                "on both sides.* Pass --prune_statistics=pair",
-            )
-            for statistics in (ByLanguage(), AllPairs())
+            {"router": ByTask()},
+            Pruning(share=0.5, statistics=AllPairs()),
+            "ByTask.* Pass --prune_statistics=pair",
         ),
     ],
 )
@@ -443,9 +350,7 @@ def test_what_cannot_be_pruned(model_dir, overrides, pruning, message):
 
 
 def test_no_record_is_said_with_its_cure(model_dir, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"routing\.npz holds no record .* evaluation on dev writes"
-    ):
+    with pytest.raises(ValueError, match=r"routing\.npz .* evaluation on dev writes"):
         Pruning(share=0.5).check(dataclasses.replace(model_dir, path=tmp_path))
 
 

@@ -3,7 +3,7 @@ import types
 import pytest
 
 from lingvo_moe.serving.formats import base as formats
-from lingvo_moe.serving.formats.base import Format, directory_size
+from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.formats.storage import STORAGES
 from lingvo_moe.serving.report import comparable_pairs, compare, compare_sizes
 from lingvo_moe.tasks.translator import Translation
@@ -34,16 +34,6 @@ def test_a_row_for_each_pair_and_the_mean():
     assert table.more_rows == [("mean", lines, "100.00", "0.00", "-100.00")]
 
 
-def test_a_dataset_without_lines_is_refused():
-    dataset = types.SimpleNamespace(
-        directory="data", pair=lambda name: types.SimpleNamespace(examples={"train": 5})
-    )
-    model_dir = types.SimpleNamespace(translated_pairs=(PAIR,))
-    model_dir.for_dataset = lambda _: model_dir
-    with pytest.raises(ValueError, match=rf"no dev lines of the exported pairs \({PAIR}\), so"):
-        comparable_pairs(model_dir, dataset, "dev")
-
-
 def test_an_export_of_pairs_without_lines_is_refused():
     examples = {"qna-en": {"test": 5}, "qne-en": {"dev": 5}, "qni-en": {"test": 5}}
     dataset = types.SimpleNamespace(
@@ -53,15 +43,8 @@ def test_an_export_of_pairs_without_lines_is_refused():
     model_dir.for_dataset = lambda _: model_dir
     assert comparable_pairs(model_dir, dataset, "test") == ["qna-en", "qni-en"]
     assert comparable_pairs(model_dir, dataset, "test", ("qne-en", "qni-en")) == ["qni-en"]
-    with pytest.raises(ValueError, match=r"no test lines of the exported pairs \(qne-en\), so"):
+    with pytest.raises(ValueError, match=r"no test lines of .*\(qne-en\)"):
         comparable_pairs(model_dir, dataset, "test", ("qne-en",))
-
-
-def test_directory_size(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "b").write_bytes(b"12345")
-    (tmp_path / "c").write_bytes(b"67")
-    assert directory_size(tmp_path) == 7
 
 
 class Stub(Format):

@@ -17,26 +17,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 from lingvo_moe.serving import client_tf_serving
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.formats.tf_serving import WARM_UP, TFServing, prediction_log
+from lingvo_moe.serving.formats.tf_serving import WARM_UP, TFServing
 from lingvo_moe.testing.exports import LINES, run_bare
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
-
-
-def test_a_prediction_log_by_hand():
-    # Field 6 (predict_log) > 1 (request) > 1 (model_spec) > 3 (signature_name), and 2 (inputs) an
-    # entry of 1 (key) and 2 (value): a TensorProto of dtype 3 (int32), without dimensions, 7.
-    tensor = b"\x08\x03\x12\x00\x3a\x01\x07"
-    entry = b"\x0a\x01n" + b"\x12\x07" + tensor
-    spec = b"\x1a\x0fserving_default"
-    request = b"\x0a\x11" + spec + b"\x12\x0c" + entry
-    log = b"\x0a" + bytes([len(request)]) + request
-    assert prediction_log({"n": 7}) == b"\x32" + bytes([len(log)]) + log
-
-
-def test_long_requests_have_longer_lengths():
-    # 300 characters need lengths of two bytes.
-    assert b"x" * 300 in prediction_log({"s": "x" * 300})
-    assert prediction_log({"s": "x" * 300})[1] & 0x80
 
 
 @pytest.fixture(scope="module")
@@ -187,15 +170,8 @@ def test_the_exported_program_needs_only_python(exported, url):
     [
         (["--to=xx"], r"does not know that language.* \(status 400\)$"),
         (["--name=nothing"], r"Servable not found .* \(status 404\)$"),
-        (["--name=other"], r"is no export of lingvo-moe: its answer"),
-        (["--set=top_k=2"], r"top_k needs temperature, because without it nothing is sampled; gi"),
-        (
-            ["--set=top_p=2", "--set=temperature=1"],
-            r"out of range.* 0 < top_p <= 1, .* \(status 400\)$",
-        ),
-        (["--set=beam=2"], r"unknown option 'beam'. This export has .*beam_size"),
-        (["--set=beam_size=x"], r"--set=beam_size=x: beam_size must be an integer\.$"),
-        (["--score=/dev/null"], r"/dev/null has 0 lines and the input has more; give"),
+        (["--name=other"], "no export of lingvo-moe"),
+        (["--set=beam=2"], "'beam'. This export has .*beam_size"),
     ],
 )
 def test_errors_are_a_line(call, arguments, message):
@@ -212,10 +188,8 @@ def test_no_server_is_said(call):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://localhost:abc", "InvalidURL"),
         ("http://local host:8501", "InvalidURL"),
         (b"\x00\x00\x12\x04", "BadStatusLine"),  # as of a gRPC port
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", "IncompleteRead"),
     ],
 )
 def test_an_address_or_answer_that_is_not_http_is_a_line(call, url, said):
@@ -251,10 +225,7 @@ def test_a_model_with_other_rules_of_search_has_no_options(tmp_path, monkeypatch
     (tmp_path / "about.json").write_text(json.dumps(about))
     for argument in ("--score=/dev/null", "--set=min_length=2", "--tokens"):
         monkeypatch.setattr(sys, "argv", ["translate.py", argument, "kara"])
-        message = (
-            "takes no options but --n_best: its model has decoding.rules, or an earlier version"
-        )
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=r"no options but --n_best.*decoding\.rules"):
             client_tf_serving.main()
 
 
