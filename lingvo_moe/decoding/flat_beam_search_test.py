@@ -24,7 +24,6 @@ from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.testing.slow_search import (
     assert_same,
     reference_search,
-    request_of,
     sentences,
     tiny,
 )
@@ -53,39 +52,6 @@ def toy_search(next_probs, max_lengths, spaces=(), **params):
     ]
 
 
-# P(A EOS) = 0.6 · 0.4 = 0.24, P(B EOS) = 0.4 · 0.9 = 0.36; A looks better at first.
-GARDEN_PATH = {
-    BOS: {A: 0.6, B: 0.4},
-    A: {EOS: 0.4, A: 0.3, B: 0.3},
-    B: {EOS: 0.9, A: 0.1},
-}
-
-
-def test_a_beam_of_one_follows_the_best_token_and_two_see_further():
-    [[(ids, score)]] = toy_search(GARDEN_PATH, [6], beam_size=1, length_penalty=0.0)
-    assert ids == [A, EOS]
-    np.testing.assert_allclose(score, np.log(0.24), rtol=1e-6)
-    [[(ids, score)]] = toy_search(GARDEN_PATH, [6], beam_size=2, length_penalty=0.0)
-    assert ids == [B, EOS]
-    np.testing.assert_allclose(score, np.log(0.36), rtol=1e-6)
-
-
-def test_a_beam_of_one_may_end_before_or_after_the_argmax():
-    # The argmax writes B A EOS, 0.55 · 0.6 = 0.33. Ending after B has 0.45.
-    early = {BOS: {B: 1.0}, B: {A: 0.55, EOS: 0.45}, A: {EOS: 0.6, A: 0.4}}
-    # The argmax ends after B: ln 0.51 · 6/7 = -0.577. B A EOS has ln 0.49 · 6/8 = -0.535.
-    late = {BOS: {B: 1.0}, B: {EOS: 0.51, A: 0.49}, A: {EOS: 1.0}}
-    for table, alpha, argmax, beam_of_one in (
-        (early, 0.0, [B, A, EOS], [B, EOS]),
-        (late, 1.0, [B, EOS], [B, A, EOS]),
-    ):
-        for sampling, expected in ((Sampling(top_k=1), argmax), (None, beam_of_one)):
-            [[(ids, _)]] = toy_search(
-                table, [6], beam_size=1, length_penalty=alpha, sampling=sampling
-            )
-            assert ids == expected
-
-
 def test_samples_from_the_best_token_are_the_argmax():
     params = BeamSearchParams(
         beam_size=1, length_ratio=1.0, length_offset=4, sampling=Sampling(top_k=1, seed=7)
@@ -101,17 +67,6 @@ def test_samples_from_the_best_token_are_the_argmax():
         assert ids == expected
         lengths.add(len(ids))
     assert len(lengths) >= 3, "the test wants translations of many lengths"
-
-
-def test_n_best_come_in_order_with_normalised_scores():
-    # With α = 1 and EOS counted, two tokens weigh (5 + 2)/6 and three 8/6.
-    # Third best: A A EOS = 0.6 · 0.3 · 0.4 = 0.072 against A B EOS = 0.6 · 0.3 · 0.9 = 0.162.
-    [hypotheses] = toy_search(GARDEN_PATH, [3], beam_size=4, n_best=4, length_penalty=1.0)
-    assert [ids for ids, _ in hypotheses] == [[B, EOS], [A, EOS], [A, B, EOS], [A, A, EOS]]
-    expected = [np.log(0.36) * 6 / 7, np.log(0.24) * 6 / 7]
-    expected += [np.log(0.162) * 6 / 8, np.log(0.072) * 6 / 8]
-    # 0.162 in three tokens scores -1.365, 0.24 in two -1.223: the order above.
-    np.testing.assert_allclose([score for _, score in hypotheses], expected, rtol=1e-6)
 
 
 def test_the_longest_length_ends_by_eos_at_its_own_probability():
@@ -133,7 +88,7 @@ def test_ties_go_to_the_lower_beam_and_id():
 
 def test_what_was_not_found_is_empty():
     # One token leaves room for EOS alone.
-    [hypotheses] = toy_search(GARDEN_PATH | {BOS: {EOS: 0.5, A: 0.5}}, [1], n_best=3)
+    [hypotheses] = toy_search({BOS: {EOS: 0.5, A: 0.5}}, [1], n_best=3)
     np.testing.assert_allclose(hypotheses[0][1], np.log(0.5), rtol=1e-6)
     assert hypotheses[0][0] == [EOS]
     assert hypotheses[1:] == [([], -np.inf)] * 2
@@ -151,15 +106,10 @@ def test_pad_bos_and_unk_are_never_generated():
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("beam_size", 0, "1 to 64"),
         ("beam_size", 65, "1 to 64"),
         ("n_best", 0, "1 to 64"),
-        ("n_best", 10_000, "1 to 64"),
-        ("length_penalty", -1.0, "0 to 10"),
         ("length_penalty", 11.0, "0 to 10"),
-        ("length_ratio", -0.5, "0 to 100"),
         ("length_ratio", 1e30, "0 to 100"),
-        ("length_offset", 0, "1 to 100000"),
         ("length_offset", 2**31 - 1, "1 to 100000"),
     ],
 )
@@ -307,17 +257,6 @@ def test_steps_score_like_teacher_forcing(layers, fresh_plugins):
             sides = Tokens(tf.constant(source), segments), Tokens(forced, tf.ones_like(forced))
             expected = model.fprop(theta, *sides, EVALUATION).outputs
             np.testing.assert_allclose(logits[:, k, :12], expected[:, t], atol=2e-4)
-
-
-@pytest.mark.slow
-def test_lives_in_a_saved_model(tmp_path):
-    request = request_of((5,), ((6,),), beam_size=2)
-    module = tf.Module()
-    module.translate = tiny().compiled(request.graph)
-    tf.saved_model.save(module, str(tmp_path))
-    batch = tf.constant(sentences([4, 4])), tf.constant([4, 4]), request.inputs
-    loaded = tf.saved_model.load(str(tmp_path)).translate(*batch)
-    np.testing.assert_array_equal(loaded[0], module.translate(*batch).ids)
 
 
 TWO_WORDS = {BOS: {A: 0.6, B: 0.3, UNK: 0.1}, A: {EOS: 1.0}, B: {EOS: 1.0}}
