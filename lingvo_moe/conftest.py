@@ -20,6 +20,8 @@ os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 # of Ctrl-C need the default.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # after nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish():
