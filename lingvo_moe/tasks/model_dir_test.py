@@ -154,7 +154,7 @@ class TestWhatIsRead:
 
     @pytest.mark.parametrize(
         ("content", "message"),
-        [(b"", "it holds no pieces"), (None, "is not the vocabulary that the data was prepared")],
+        [(b"", "it is empty"), (None, "is not the vocabulary that the data was prepared")],
     )
     def test_vocabularies_are_verified(self, logdir, content, message):
         other = (logdir / "source.model").read_bytes()
