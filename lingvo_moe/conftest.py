@@ -15,6 +15,7 @@ from lingvo_moe.testing.plugins import forgotten_plugins
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # CTranslate2's threads wait actively for each other
 
 # A shell starts a background command with SIGINT ignored, and its processes inherit this. The tests
 # of Ctrl-C need the default.
