@@ -45,6 +45,7 @@ setup(
         "pillow>=10",
         "protobuf>=6.31,<8",
         "sacrebleu>=2.4,<3",
+        "scipy>=1.11,<2",
         # sentencepiece 0.2.2 takes minutes to train a vocabulary if sentences of small languages
         # are repeated.
         "sentencepiece>=0.2,!=0.2.2,<0.3",

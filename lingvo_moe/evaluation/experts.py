@@ -1,4 +1,4 @@
-"""Statistics of a routing record: balance, and languages by routing.
+"""Which languages use which experts: the statistics of a routing record.
 
 L languages that have tokens, E experts of a layer.
 """
@@ -8,17 +8,20 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.cluster import hierarchy
+from scipy.spatial.distance import squareform
 
-from lingvo_moe.evaluation.clustering import Tree, average_linkage, best_groups
 from lingvo_moe.evaluation.routing import RoutingRecord
 
+# Kaufman and Rousseeuw, Finding Groups in Data (1990), table 4: a silhouette of up to this value is
+# "no substantial structure".
+NO_STRUCTURE = 0.25
 MOST_GROUPS = 12  # more groups would be hard to read
-_PREFERRED = 1.2  # a group prefers an expert if it uses it this many times as much as others
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerExperts:
-    """One MoE layer.
+    """One MoE layer; numbers are NaN if it has no choices.
 
     Attributes:
         name: such as "encoder/layer_01".
@@ -35,21 +38,11 @@ class LayerExperts:
     name: str
     load: np.ndarray
     shares: np.ndarray
-    max_vio: float
+    max_vio: float = math.nan
     unused: int
-    entropy: float
-    mutual_information: float
-    by_chance: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Preference:
-    """An expert that a group of languages uses more than other languages; means of shares."""
-
-    layer: str
-    expert: int
-    share: float
-    others: float
+    entropy: float = math.nan
+    mutual_information: float = math.nan
+    by_chance: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,19 +55,15 @@ class Side:
         similarity: [L, L], 1 minus the Jensen-Shannon divergence (bits) of two languages' shares,
             mean over layers: 1 if they use the same experts, 0 if they share none. NaN if no layer
             has choices of both.
-        tree: average linkage over 1 - similarity.
-        groups: of indices of languages, in the order of the tree; one if there is no structure.
-        silhouette: the separation of the groups (see clustering); None for fewer than three.
-        preferences: for each group, experts that it prefers.
+        groups: of indices of languages, similar ones side by side; one if there is no structure.
+        silhouette: the separation of the best groups; None for fewer than three languages.
     """
 
     name: str
     layers: tuple[LayerExperts, ...]
     similarity: np.ndarray
-    tree: Tree
     groups: tuple[tuple[int, ...], ...]
     silhouette: float | None
-    preferences: tuple[tuple[Preference, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,13 +73,11 @@ class ExpertStatistics:
     Attributes:
         languages: labels of the L languages.
         silent: labels of languages without tokens, which the other fields exclude.
-        choices: [L], mean number of choices per layer.
         sides: encoder and decoder, if they have MoE layers.
     """
 
     languages: tuple[str, ...]
     silent: tuple[str, ...]
-    choices: np.ndarray
     sides: tuple[Side, ...]
 
     @property
@@ -111,16 +98,14 @@ def analyze(record: RoutingRecord) -> ExpertStatistics:
             "The record of routing has no tokens: no language pair has dev data. Prepare the data "
             "with a dev split."
         )
-    labels = language_labels(record.pairs)
+    labels = np.array(language_labels(record.pairs))
     layers = [_layer(record, i, spoken) for i in range(len(record.layers))]
     names = dict.fromkeys(layer.name.partition("/")[0] for layer in layers)
+    sides = [_side(name, [x for x in layers if x.name.startswith(f"{name}/")]) for name in names]
     return ExpertStatistics(
-        languages=tuple(x for x, known in zip(labels, spoken, strict=True) if known),
-        silent=tuple(x for x, known in zip(labels, spoken, strict=True) if not known),
-        choices=record.pair_load[:, spoken].sum(axis=2).mean(axis=0),
-        sides=tuple(
-            _side(name, [x for x in layers if x.name.partition("/")[0] == name]) for name in names
-        ),
+        languages=tuple(labels[spoken].tolist()),
+        silent=tuple(labels[~spoken].tolist()),
+        sides=tuple(sides),
     )
 
 
@@ -142,95 +127,100 @@ def mutual_information(counts: np.ndarray) -> float:
 
 
 def jensen_shannon(shares: np.ndarray) -> np.ndarray:
-    """Jensen-Shannon divergence of each two rows, in bits, 0 to 1.
+    """Jensen-Shannon divergence of each two rows, in bits, 0 to 1: [L, L].
 
     Args:
         shares: [L, E], rows that sum to one; the divergence from a row of NaN is NaN.
-
-    Returns:
-        [L, L].
     """
     entropies = _entropy(shares)
-    return np.stack(
-        [
-            np.clip(_entropy((row + shares) / 2) - (own + entropies) / 2, 0, 1)
-            for row, own in zip(shares, entropies, strict=True)
-        ]
-    )
+    both = [
+        _entropy((row + shares) / 2) - (own + entropies) / 2
+        for row, own in zip(shares, entropies, strict=True)
+    ]
+    return np.clip(both, 0, 1)
+
+
+def best_groups(distances: np.ndarray) -> tuple[list[tuple[int, ...]], float | None]:
+    """The cut of the tree of average linkage with the best silhouette, and that silhouette.
+
+    Args:
+        distances: [N, N], symmetric, 0 on the diagonal.
+
+    Returns:
+        2 to MOST_GROUPS groups, similar items side by side; all items as one group if no cut is
+        above NO_STRUCTURE. For fewer than three items the silhouette is None.
+    """
+    if len(distances) < 3:
+        return [tuple(range(len(distances)))], None
+    nearby = squareform(distances, checks=False)
+    tree = hierarchy.linkage(nearby, "average", optimal_ordering=True)
+    order = hierarchy.leaves_list(tree)
+    best, score = np.zeros(len(order)), 0.0
+    for count in range(2, min(MOST_GROUPS, len(order) - 1) + 1):
+        labels = hierarchy.fcluster(tree, count, "maxclust")
+        if labels.max() > 1 and (found := silhouette(distances, labels)) > score:
+            best, score = labels, found
+    if score <= NO_STRUCTURE:
+        best = np.zeros(len(order))
+    numbers = dict.fromkeys(best[order].tolist())  # in the order of the tree
+    return [tuple(i for i in order.tolist() if best[i] == number) for number in numbers], score
+
+
+def silhouette(distances: np.ndarray, labels: np.ndarray) -> float:
+    """The separation of groups: 1 is perfect, 0 is none (Rousseeuw 1987).
+
+    The mean over items of (b - a) / max(a, b): a is the mean distance to the rest of the item's
+    group, b that to the nearest other group; 0 for a group of one item.
+
+    Args:
+        distances: [N, N], symmetric, 0 on the diagonal.
+        labels: [N], the group of each item; two or more groups.
+    """
+    own = labels[:, None] == np.unique(labels)  # [N, groups]
+    sizes, totals = own.sum(axis=0), distances @ own
+    inside = totals[own] / np.maximum((own @ sizes) - 1, 1)
+    outside = np.where(own, np.inf, totals / sizes).min(axis=1)
+    largest = np.maximum(inside, outside)
+    values = np.divide(outside - inside, largest, out=np.zeros(len(largest)), where=largest > 0)
+    return float(np.where(own @ sizes > 1, values, 0.0).mean())
 
 
 def _layer(record, i, spoken):
-    num_experts = int(record.num_experts[i])
-    counts = np.asarray(record.pair_load[i, spoken, :num_experts], float)
+    experts = int(record.num_experts[i])
+    counts = np.asarray(record.pair_load[i, spoken, :experts], float)
     load, choices = counts.sum(axis=0), counts.sum()
     by_language = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, by_language, out=np.full_like(counts, np.nan), where=by_language > 0)
-    empty = choices == 0
-    heard = int((by_language > 0).sum())
+    unused, heard = int((load == 0).sum()), int((by_language > 0).sum())
+    if not choices:
+        return LayerExperts(name=record.layers[i], load=load, shares=shares, unused=unused)
     return LayerExperts(
         name=record.layers[i],
         load=load,
         shares=shares,
-        max_vio=math.nan if empty else float(load.max() / load.mean() - 1),
-        unused=int((load == 0).sum()),
-        entropy=math.nan if empty else _balance(load / choices),
-        mutual_information=math.nan if empty else mutual_information(counts),
-        by_chance=math.nan
-        if empty
-        else (heard - 1) * (num_experts - 1) / (2 * choices * np.log(2)),
+        max_vio=float(load.max() / load.mean() - 1),
+        unused=unused,
+        entropy=float(_entropy(load / choices) / math.log2(experts)) if experts > 1 else 1.0,
+        mutual_information=mutual_information(counts),
+        by_chance=(heard - 1) * (experts - 1) / (2 * choices * math.log(2)),
     )
-
-
-def _balance(shares):
-    return float(_entropy(shares) / math.log2(len(shares))) if len(shares) > 1 else 1.0
 
 
 def _entropy(shares):
     """Bits, over the last axis."""
-    safe = np.where(shares == 0, 1.0, shares)
-    return -(shares * np.log2(safe)).sum(axis=-1)
+    return -(shares * np.log2(np.where(shares == 0, 1.0, shares))).sum(axis=-1)
 
 
 def _side(name, layers):
-    divergences = np.stack([jensen_shannon(layer.shares) for layer in layers])
-    known = ~np.isnan(divergences)
-    total, layers_known = np.where(known, divergences, 0).sum(axis=0), known.sum(axis=0)
-    distance = np.divide(
-        total, layers_known, out=np.full_like(total, np.nan), where=layers_known > 0
-    )
-    clear = np.nan_to_num(distance, nan=1.0)  # without a common layer the distance is the largest
-    tree = average_linkage(clear)
-    groups, score = best_groups(clear, tree, MOST_GROUPS)
+    divergences = np.ma.masked_invalid([jensen_shannon(layer.shares) for layer in layers])
+    distances = divergences.mean(axis=0)
+    clear = distances.filled(1.0)  # without a common layer the distance is the largest
+    np.fill_diagonal(clear, 0.0)
+    groups, score = best_groups(clear)
     return Side(
         name=name,
         layers=tuple(layers),
-        similarity=1 - distance,
-        tree=tree,
+        similarity=1 - distances.filled(np.nan),
         groups=tuple(groups),
         silhouette=score,
-        preferences=tuple(_preferences(layers, group) for group in groups),
     )
-
-
-def _preferences(layers, group, count=3):
-    """Up to `count` experts per layer, by how much more the group uses them than others do."""
-    inside = np.isin(np.arange(len(layers[0].shares)), group)
-    found = []
-    for layer in layers:
-        known = ~np.isnan(layer.shares).any(axis=1)
-        if not (known & inside).any() or not (known & ~inside).any():
-            continue
-        share = layer.shares[known & inside].mean(axis=0)
-        others = layer.shares[known & ~inside].mean(axis=0)
-        best = np.argsort(others - share, kind="stable")[:count]
-        found += [
-            Preference(
-                layer=layer.name,
-                expert=int(e),
-                share=float(share[e]),
-                others=float(others[e]),
-            )
-            for e in best
-            if share[e] > _PREFERRED * others[e]
-        ]
-    return tuple(found)

