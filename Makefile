@@ -7,7 +7,7 @@ PEERS := build/peers
 TRAINED_ON := --data=$(DEMO)/data
 RESULTS := build/results
 CORPORA ?= corpora
-REAL_TEXT = $(BIN)/python benchmarks/real_text.py $(RESULTS)/real --corpora=$(CORPORA) --page=docs/results.md
+REAL_TEXT = $(BIN)/python -m experiments.real_text $(RESULTS)/real --corpora=$(CORPORA) --page=docs/results.md
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
@@ -110,10 +110,10 @@ gpu-export: setup  ## programs and scripts to measure on a GPU: build/gpu
 results: results-learning results-tldr results-wikimessages results-both  ## the tables of docs/results.md on real text and "Width and depth" (takes days; needs CORPORA=DIR)
 
 results-learning: setup $(PEERS)/.ready
-	$(BIN)/python benchmarks/learning.py $(RESULTS) --corpora=$(CORPORA) \
+	$(BIN)/python -m experiments.learning $(RESULTS) --corpora=$(CORPORA) \
 	  --only=scale/ --only=rates/ --only=peer/ --only=budget --only=recipe/ --only=knob/
-	PYTHONPATH=$(PEERS)/transformers5 $(PEERS)/.venv/bin/python benchmarks/learning_run.py $(RESULTS) --only=M2M-100 --workers=1
-	$(BIN)/python benchmarks/learning.py $(RESULTS) --page=docs/results.md
+	PYTHONPATH=$(PEERS)/transformers5 $(PEERS)/.venv/bin/python -m experiments.learning_run $(RESULTS) --only=M2M-100 --workers=1
+	$(BIN)/python -m experiments.learning $(RESULTS) --page=docs/results.md
 
 # The tables of pairs are those of the seed that ran last.
 results-tldr: setup

@@ -1,6 +1,6 @@
 """Products with block-sparse matrices as a share of dense ones: three models, six products.
 
-python benchmarks/block_sparse.py DIR [--export=DTYPE] [--rounds=5] [--save=FILE]
+python benchmarks/block_sparse.py DIR [--export=DTYPE] [--rounds=5]
 
 The experts of MegaBlocks' MoE-XS, Small and Medium (Gale et al. 2022, arXiv 2211.15841), 64 of them
 under even loads, in blocks of 128. A dense product is one batched product of the same operands
@@ -10,7 +10,6 @@ calls in a row, at least 20 ms if they are short, divided by their number.
 --export=float32 or bfloat16 first writes the programs into DIR, as StableHLO for CPU and CUDA; this
 needs the package. Running them needs only JAX and flatbuffers: copy this file and DIR to another
 machine. --rounds=0 only exports: in bfloat16 a CPU may take a minute for one product.
---save=FILE also writes the rows to a file, which gpu_tables.py reads.
 """
 
 import argparse
@@ -146,15 +145,14 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="of the exported programs")
     parser.add_argument("--export", choices=["float32", "bfloat16"], help="first export")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", type=Path, help="also write the rows to this file, as JSON")
     args = parser.parse_args()
     if args.export:
         write(args.directory, args.export)
     if args.rounds:
-        run_all(args.directory, args.rounds, args.save)
+        run_all(args.directory, args.rounds)
 
 
-def run_all(directory: Path, rounds: int, save: Path | None) -> None:
+def run_all(directory: Path, rounds: int) -> None:
     """Prints the table, row by row; a product that fails does not end the others.
 
     Raises:
@@ -163,7 +161,7 @@ def run_all(directory: Path, rounds: int, save: Path | None) -> None:
     dtype = json.loads((directory / "manifest.json").read_text())["dtype"]
     head = ("product", "device", "sparse, ms", "dense, ms", "share of dense", "version")
     device, version = jax.devices()[0].device_kind, f"JAX {jax.__version__}"
-    rows, shares, failed = [], [], []
+    shares, failed = [], []
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
     for model, product in ((model, product) for model in MODELS for product in PRODUCTS):
         name = f"{model}, {product.upper()}, {dtype}"
@@ -176,10 +174,7 @@ def run_all(directory: Path, rounds: int, save: Path | None) -> None:
             continue
         shares.append(share)
         cells = f"{1e3 * sparse:.4g}", f"{1e3 * dense:.4g}", f"{share:.1%}"
-        rows.append(dict(zip(head, (name, device, *cells, version), strict=True)))
-        print(f"| {' | '.join(rows[-1].values())} |", flush=True)
-        if save:
-            save.write_text(json.dumps({"table": "block_sparse", "rows": rows}))
+        print(f"| {' | '.join((name, device, *cells, version))} |", flush=True)
     if shares:
         print(f"Mean share {np.mean(shares):.1%}, standard deviation {np.std(shares):.1%}.")
     if failed:

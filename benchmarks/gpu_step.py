@@ -1,12 +1,11 @@
 """An exported training step on one GPU, compared with PyTorch: tokens/s, MFU, memory.
 
-python benchmarks/gpu_step.py DIR [DIR ...] [--steps=20] [--engines=jax,torch] [--save=FILE]
+python benchmarks/gpu_step.py DIR [DIR ...] [--steps=20] [--engines=jax,torch]
 
 Each DIR is an export of `lingvo-moe-export --format=stablehlo`; `make gpu-export` makes some. The
 machine needs JAX and flatbuffers for the rows `jax` and PyTorch for the rows `torch`, but not this
 package: copy this file, _torch_model.py and the DIRs to it. It runs on a CPU too. A row that fails,
-or takes longer than --row_minutes, does not end the others. --save=FILE also writes the rows to a
-file, which gpu_tables.py reads.
+or takes longer than --row_minutes, does not end the others.
 
 The PyTorch model has weights of the same number and size, the same packed batch, Adafactor, top-2
 experts and fused attention. Its experts have as many slots as the exported model's capacity gives;
@@ -58,7 +57,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--engines", default="jax,torch", help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--row_minutes", type=float, default=4.0, help="limit of a row")
-    parser.add_argument("--save", type=Path, help="also write the rows to this file, as JSON")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -70,15 +68,11 @@ def main() -> None:
     manifests = {
         path: json.loads((path / "manifest.json").read_text()) for path in args.directories
     }
-    rows = []
-    for path, manifest in manifests.items():
-        for engine in engines:
-            rows.append(_row(path, manifest, engine, args.steps, args.row_minutes))
-            if len(rows) == 1:
-                print(f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}")
-            print(f"| {' | '.join(rows[-1].values())} |", flush=True)
-            if args.save:
-                args.save.write_text(json.dumps({"table": "step", "rows": rows}))
+    for i, (path, engine) in enumerate((path, engine) for path in manifests for engine in engines):
+        row = _row(path, manifests[path], engine, args.steps, args.row_minutes)
+        if i == 0:
+            print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
+        print(f"| {' | '.join(row.values())} |", flush=True)
 
 
 def _row(directory, manifest, engine, steps, minutes):

@@ -1,9 +1,7 @@
-import json
 import sys
 
 import pytest
 from gpu_step import PEAKS, _check_torch, main
-from gpu_tables import main as write_tables
 
 from lingvo_moe import api
 from lingvo_moe.core.params import override, to_fields
@@ -37,25 +35,19 @@ def test_peaks_are_those_of_the_package():
 
 
 @pytest.mark.slow
-def test_rows_on_a_cpu_go_into_the_page(tmp_path, monkeypatch, capsys):
+def test_rows_on_a_cpu(tmp_path, monkeypatch, capsys):
     """That of an engine that is not installed says so, and the others come."""
     pytest.importorskip("jax")
     export = tmp_path / "small"
     sizes = "source_vocab_size=300", "target_vocab_size=300"
     model = override(api.params("tiny.MoE"), [*SHRINK, _TOP_2, *sizes])
     api.export(model, export, StableHLO(programs=("train",)))
-    saved = tmp_path / "rows.json"
-    arguments = ["--steps=2", "--engines=torch,jax", f"--save={saved}", "--row_minutes=5"]
+    arguments = ["--steps=2", "--engines=torch,jax", "--row_minutes=5"]
     monkeypatch.setattr(sys, "argv", ["gpu_step.py", str(export), *arguments])
     main()
-    printed = capsys.readouterr().out
-    torch, jax = json.loads(saved.read_text())["rows"]
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    torch, jax = (dict(zip(lines[0], line, strict=False)) for line in lines[2:])
     assert jax["export, engine"] == "small, float32, jax"
     assert 0 < float(jax["MFU"].partition("%")[0]) < 100
-    assert jax["ms/step"] in printed
+    assert float(jax["ms/step"]) > 0
     assert torch["ms/step"]  # a time, or why there is none
-    page = tmp_path / "page.md"
-    page.write_text("<!-- gpu step -->\n<!-- end -->\n")
-    monkeypatch.setattr(sys, "argv", ["gpu_tables.py", str(saved), f"--page={page}"])
-    write_tables()
-    assert f"| small, float32, jax | {jax['device']} |" in page.read_text()

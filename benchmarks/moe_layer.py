@@ -1,7 +1,6 @@
 """One MoE layer, forward and backward: dispatchers compared with each other and with the peak.
 
-python benchmarks/moe_layer.py [--rounds=9] [--experts=8,16,64,128] [--groups=8] [--block_sizes=]
-    [--cpu_time]
+python benchmarks/moe_layer.py [--rounds=9] [--experts=8,16,64,128] [--groups=8] [--cpu_time]
 
 G groups, S tokens per group, E experts, K choices, M model, H hidden. Every round times each
 variant and large matrix products once, so that changes of the machine's speed affect all of them.
@@ -134,7 +133,7 @@ def seconds_at_peak(choices: int, peak_seconds: np.ndarray) -> np.ndarray:
     return 3 * 2 * 2 * choices * MODEL * HIDDEN / flops(_PRODUCTS) * peak_seconds
 
 
-def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> None:
+def layers(num_experts: int, groups: int, **timing) -> None:
     """Prints a table of the dispatchers at top-2."""
     theta = init_theta(layer_of(num_experts=num_experts).weights(), 0).map(tf.Variable)
     ids = np.zeros([groups, TOKENS], np.int32)
@@ -155,9 +154,6 @@ def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> N
     for name, run in runs.items():
         if "capacity 2.0" in name:  # these drop the same choices
             np.testing.assert_allclose(run(), published(), rtol=1e-3, atol=1e-3, err_msg=name)
-    for size in block_sizes:
-        dropless = Dropless(block_size=size)
-        runs[f"{dropless}, XLA"] = step(theta, ids, jit=True, dispatcher=dropless, **unlimited)
     seconds = seconds_in_turn(runs, **timing)
     peak = seconds.pop(PEAK)
     bound = seconds_at_peak(2 * groups * TOKENS, peak)
@@ -228,7 +224,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--experts", default="8,16,64,128", help="empty for none")
     parser.add_argument("--groups", type=int, default=8)
-    parser.add_argument("--block_sizes", default="", help="further sizes to try, as 16,32")
     parser.add_argument("--cpu_time", action="store_true", help="measure processor time")
     parser.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)  # a way and a load
     args = parser.parse_args()
@@ -238,9 +233,8 @@ def main() -> None:
         return
     clock = time.process_time if args.cpu_time else time.perf_counter
     timing = {"rounds": args.rounds, "clock": clock}
-    sizes = [int(size) for size in args.block_sizes.split(",") if size]
     for num_experts in (int(e) for e in args.experts.split(",") if e):
-        layers(num_experts, args.groups, sizes, **timing)
+        layers(num_experts, args.groups, **timing)
     skew(args.groups, **timing)
 
 

@@ -1,9 +1,9 @@
 """Training and decoding speed of tiny.MoE, side by side: ratios from runs that alternate.
 
-python benchmarks/training_step.py [--rounds=15]
+python benchmarks/training_step.py [--rounds=15] [--optimizers=small.MoE]
 
 Absolute times depend on the machine; compare the ratios of one run. Every figure is a median over
-rounds; each round times every variant once.
+rounds; each round times every variant once. --optimizers has processor time.
 """
 
 import argparse
@@ -29,6 +29,15 @@ VARIANTS = {
     "ragged, no capacity": ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None"),
     "64 experts, gather": ("model.moe.num_experts=64",),
     "dense twin": ("model.moe=None",),
+}
+_SCHEDULE = "schedule=Cosine(learning_rate=0.01,total_steps=1000000)"
+OPTIMIZERS = {
+    "Adafactor": (f"optimizer=Adafactor({_SCHEDULE})",),
+    "Adafactor, EMA": (f"optimizer=Adafactor({_SCHEDULE},ema_decay=0.99)",),
+    "Muon, 3 iterations": (f"optimizer=Muon({_SCHEDULE},iterations=3)",),
+    "Muon, 5 iterations": (f"optimizer=Muon({_SCHEDULE})",),
+    "AdamW": (f"optimizer=AdamW({_SCHEDULE})",),
+    "Lion": (f"optimizer=Lion({_SCHEDULE})",),
 }
 
 
@@ -88,20 +97,32 @@ def main() -> None:
     """Prints one table for training and one for decoding."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    runtimes = {name: start("tiny.MoE", overrides) for name, overrides in VARIANTS.items()}
+    parser.add_argument("--optimizers", metavar="MODEL", help="compare optimizers of this model")
+    args = parser.parse_args()
+    if args.optimizers:
+        _training(args.optimizers, OPTIMIZERS, args.rounds, time.process_time)
+    else:
+        _decoding(_training("tiny.MoE", VARIANTS, args.rounds), args.rounds)
+
+
+def _training(model, variants, rounds, clock=time.perf_counter) -> Local:
+    """Prints the table of training steps; the runtime of the first variant."""
+    runtimes = {name: start(model, overrides) for name, overrides in variants.items()}
     steps = {n: lambda r=r, b=b: r.train(b).tokens.numpy() for n, (r, b) in runtimes.items()}
-    seconds = seconds_in_turn(steps, rounds)
-    base, batch = next(iter(seconds.values())), next(iter(runtimes.values()))[1]
+    seconds = seconds_in_turn(steps, rounds, clock)
+    base, (runtime, batch) = next(iter(seconds.values())), next(iter(runtimes.values()))
     rows = []
     for name, value in seconds.items():
         rate = batch.target_ids.size / np.median(value)
         over = np.median(value / base)
         rows.append((name, f"{1e3 * np.median(value):.0f}", f"{rate:,.0f}", f"{over:.2f}"))
-    columns = ("training step", "ms", "target tokens/s", "time / gather")
+    columns = (f"training step of {model}", "ms", "target tokens/s", "time / first")
     print(Table(columns, rows).to_markdown())
+    return runtime
 
-    runtime, _ = runtimes["gather (the default)"]
+
+def _decoding(runtime: Local, rounds: int) -> None:
+    """Prints the table of decoding."""
     rng = np.random.default_rng(0)
     source = rng.integers(4, 1000, (64, 16)).astype(np.int32)
     lengths = np.full(64, 12, np.int32)

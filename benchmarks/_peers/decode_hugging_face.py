@@ -12,8 +12,8 @@ import torch
 import transformers
 from _serve import SHAPE, STEPS, serve, sources
 
-sys.path.append(str(Path(__file__).parents[1]))
-from hugging_face_fixtures import NLLB_CODES, nllb_tokenizer
+sys.path.append(str(Path(__file__).parents[2] / "testdata" / "huggingface"))
+from fixtures import NLLB_CODES, nllb_tokenizer
 
 PIECES = 100  # sources are made of the first pieces after the special ones
 

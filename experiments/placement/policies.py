@@ -5,13 +5,11 @@ D devices (as sources), H the same as targets, K slots of a device, E experts.
 
 import abc
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lingvo_moe.placement.cost import CostModel
-from lingvo_moe.placement.forecast import Forecast
 from lingvo_moe.placement.placement import Placement
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler, State, Trigger, count_moves
@@ -133,10 +131,6 @@ class StaticExpertParallel(_Static):
 
     capacity_factor: float | None = 1.0
 
-    def __post_init__(self):
-        if self.capacity_factor is not None and self.capacity_factor <= 0:
-            raise ValueError(f"capacity_factor must be > 0 or None, got {self.capacity_factor}.")
-
     @property
     def name(self):
         factor = self.capacity_factor
@@ -197,23 +191,26 @@ class Shadowing(_Static):
         return state, Outcome(flow, counts, int(loads.sum()))
 
 
+@dataclasses.dataclass(frozen=True)
+class IntervalTrigger(Trigger):
+    """Plans every `steps` steps, independent of the loads; FlexMoE's figure 6."""
+
+    steps: int = 50
+
+    def should_plan(self, tokens, step, active):
+        del tokens, active
+        return step % self.steps == 0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flex(Policy):
     """FlexMoE: replicas in slots, moved by a scheduler that knows only past steps.
 
     Attributes:
         trigger: decides when the scheduler plans.
-        horizon: see PolicyMaker.
-        max_moves: see PolicyMaker.
-        forecast: see Scheduler.
-        budget: see Scheduler.
     """
 
     trigger: Trigger = MaxTrigger()
-    horizon: float = 20.0
-    max_moves: int = 64
-    forecast: Forecast = Forecast()
-    budget: float = math.inf
 
     @property
     def name(self):
@@ -224,7 +221,8 @@ class Flex(Policy):
 
     def step(self, cost, state, loads):
         counts = state.placement.counts()
-        state, decision = self.scheduler(cost).step(state, loads)
+        scheduler = Scheduler(maker=PolicyMaker(cost=cost), trigger=self.trigger)
+        state, decision = scheduler.step(state, loads)
         outcome = Outcome(
             device_flow(loads, counts),
             counts,
@@ -234,25 +232,13 @@ class Flex(Policy):
         )
         return state, outcome
 
-    def scheduler(self, cost: CostModel) -> Scheduler:
-        """The scheduler, the same as in training."""
-        maker = PolicyMaker(cost=cost, horizon=self.horizon, max_moves=self.max_moves)
-        return Scheduler(
-            maker=maker, trigger=self.trigger, forecast=self.forecast, budget=self.budget
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Oracle(Policy):
     """Plans each step with its loads known and moves without cost: a reference for other policies.
 
     It uses the same greedy search, so it may not be optimal.
-
-    Attributes:
-        max_moves: largest number of moves before one step.
     """
-
-    max_moves: int = 256
 
     name = "oracle"
 
@@ -261,7 +247,7 @@ class Oracle(Policy):
 
     def step(self, cost, state, loads):
         free = dataclasses.replace(cost, state_bytes=0.0)
-        maker = PolicyMaker(cost=free, max_moves=self.max_moves)
+        maker = PolicyMaker(cost=free, max_moves=256)
         plan = maker.plan(loads, state)
         for move in plan.moves:
             state = move.apply(state)

@@ -4,16 +4,16 @@ S steps, L layers, D devices, E experts.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.placement.policies import Flex, Oracle, Policy, Shadowing
+from experiments.placement.policies import Flex, IntervalTrigger, Oracle, Policy, Shadowing
 from experiments.placement.policies import StaticExpertParallel as Static
 from experiments.placement.policies import StrictReassignment as Strict
-from experiments.placement.triggers import IntervalTrigger
 from lingvo_moe.placement.cost import CostModel, balance_ratio
 from lingvo_moe.placement.traces import Trace
+from lingvo_moe.reporting.table import Table
 
 POLICIES = (Static(), Static(capacity_factor=None), Strict(), Shadowing(), Flex(), Oracle())
 TRIGGERS = (
@@ -21,6 +21,7 @@ TRIGGERS = (
     Flex(),
     *(Flex(trigger=IntervalTrigger(steps)) for steps in (5, 10, 20, 50, 100)),
 )
+COMPARISONS = {"policies": POLICIES, "triggers": TRIGGERS}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +30,6 @@ class Replay:
 
     Attributes:
         policy: its name.
-        seconds: of the layer in that step, without copies between steps.
         parts: [S, L, 3], compute, exchange and synchronisation of the busiest device.
         adjustment_seconds: of the copies after the step.
         moves: replicas copied after the step.
@@ -37,12 +37,9 @@ class Replay:
         rows: D times the rows of the busiest device: the compute capacity of the step.
         handled: choices that the chosen expert handled.
         chosen: all choices.
-        replicas: [S, E] slots of each expert in the first layer.
-        counts: [E, D], slots of each expert on each device in the first layer at the end.
     """
 
     policy: str
-    seconds: np.ndarray
     parts: np.ndarray
     adjustment_seconds: np.ndarray
     moves: np.ndarray
@@ -50,8 +47,6 @@ class Replay:
     rows: np.ndarray
     handled: np.ndarray
     chosen: np.ndarray
-    replicas: np.ndarray
-    counts: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,41 +55,31 @@ class Summary:
 
     Attributes:
         policy: its name.
-        step_seconds: of all layers, mean, with copies.
-        compute: part of it, of each layer's busiest device.
-        exchange: likewise.
-        synchronise: likewise.
-        adjustment: likewise, for copies between steps, without overlap.
+        parts: seconds of a step, all layers: compute, exchange and synchronisation of the busiest
+            device, and copies between steps, without overlap.
         token_efficiency: choices that the chosen expert handled, divided by all choices.
         expert_efficiency: the same choices divided by the rows that devices computed or could have
             computed while the busiest worked.
         ratio: balance ratio, mean.
         worst_ratio: the largest.
         moves: replicas copied in a step, mean.
-        nanoseconds_a_choice: step_seconds divided by the choices handled in a step.
     """
 
     policy: str
-    step_seconds: float
-    compute: float
-    exchange: float
-    synchronise: float
-    adjustment: float
+    parts: tuple[float, ...]
     token_efficiency: float
     expert_efficiency: float
     ratio: float
     worst_ratio: float
     moves: float
-    nanoseconds_a_choice: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Of a step, with copies."""
+        return sum(self.parts)
 
 
-def replay_trace(
-    trace: Trace,
-    policy: Policy,
-    cost: CostModel,
-    slots: int,
-    progress: Callable[[int, int], None] = lambda step, steps: None,
-) -> Replay:
+def replay_trace(trace: Trace, policy: Policy, cost: CostModel, slots: int) -> Replay:
     """Runs a policy over a trace, layer by layer.
 
     Args:
@@ -102,32 +87,23 @@ def replay_trace(
         policy: places experts.
         cost: gives times.
         slots: of a device.
-        progress: called with the step and the number of steps.
 
     Raises:
-        ValueError: the numbers of devices differ, or the policy cannot place the experts on them.
+        ValueError: the policy cannot place the experts on the devices.
     """
-    if trace.num_devices != cost.num_devices:
-        raise ValueError(
-            f"The trace has {trace.num_devices} source devices, the cost model "
-            f"{cost.num_devices}; see `loads.on_devices`."
-        )
     count, layers = trace.loads.shape[:2]
     states = [policy.start(cost, slots, experts) for experts in trace.layer_experts]
-    loads = [trace.of_layer(layer) for layer in range(layers)]
-    names = ("seconds", "adjustment_seconds", "moves", "ratio", "rows", "handled")
+    names = ("adjustment_seconds", "moves", "ratio", "rows", "handled")
     table = {name: np.zeros((count, layers)) for name in names}
     parts = np.zeros((count, layers, 3))
-    replicas = np.zeros((count, trace.layer_experts[0]), np.int64)
-    for step in range(count):
-        for layer in range(layers):
-            states[layer], outcome = policy.step(cost, states[layer], loads[layer][step])
+    for layer in range(layers):
+        for step, loads in enumerate(trace.of_layer(layer)):
+            states[layer], outcome = policy.step(cost, states[layer], loads)
             seconds = cost.of_flow(outcome.flow, outcome.counts)
             busiest = int(seconds.total.sum(axis=0).argmax())
             rows = outcome.flow.sum(axis=(0, 1))
             parts[step, layer] = [part[:, busiest].sum() for part in seconds]
             values = (
-                parts[step, layer].sum(),
                 outcome.adjustment_seconds,
                 outcome.moves,
                 balance_ratio(rows),
@@ -136,85 +112,56 @@ def replay_trace(
             )
             for name, value in zip(names, values, strict=True):
                 table[name][step, layer] = value
-            if layer == 0:
-                replicas[step], counts = outcome.counts.sum(axis=1), outcome.counts
-        progress(step + 1, count)
     chosen = trace.loads.sum(axis=(2, 3), dtype=np.int64)
-    return Replay(
-        policy=policy.name, parts=parts, chosen=chosen, replicas=replicas, counts=counts, **table
-    )
+    return Replay(policy=policy.name, parts=parts, chosen=chosen, **table)
 
 
 def summarize_replay(run: Replay, skip: int = 0) -> Summary:
-    """Computes averages.
-
-    Args:
-        run: the replay.
-        skip: first steps to ignore, in which policies find their first placement.
+    """Averages without the first `skip` steps, in which policies find their first placement.
 
     Raises:
         ValueError: no step is left.
     """
-    check_skip(skip, len(run.seconds))
+    if skip >= len(run.ratio):
+        raise ValueError(f"--skip={skip} leaves none of {len(run.ratio)} steps; make it smaller.")
     kept = slice(skip, None)
-    parts = run.parts[kept].sum(axis=1).mean(axis=0)
-    adjustment = run.adjustment_seconds[kept].sum(axis=1).mean()
     handled = run.handled[kept].sum()
-    step_seconds = float(parts.sum() + adjustment)
+    parts = [*run.parts[kept].sum(axis=1).mean(axis=0), run.adjustment_seconds[kept].sum(1).mean()]
     return Summary(
         policy=run.policy,
-        step_seconds=step_seconds,
-        compute=float(parts[0]),
-        exchange=float(parts[1]),
-        synchronise=float(parts[2]),
-        adjustment=float(adjustment),
+        parts=tuple(map(float, parts)),
         token_efficiency=float(handled / max(run.chosen[kept].sum(), 1)),
         expert_efficiency=float(handled / max(run.rows[kept].sum(), 1)),
         ratio=float(run.ratio[kept].mean()),
         worst_ratio=float(run.ratio[kept].max()),
         moves=float(run.moves[kept].sum(axis=1).mean()),
-        nanoseconds_a_choice=float(
-            1e9 * step_seconds / max(handled / (len(run.seconds) - skip), 1)
-        ),
     )
 
 
-def check_skip(skip: int, steps: int) -> None:
-    """Checks, before a long replay, that some steps are left for averages.
-
-    Raises:
-        ValueError: no step is left.
-    """
-    if not 0 <= skip < steps:
-        raise ValueError(
-            f"--skip={skip} leaves none of {steps} steps; give a smaller number, or more steps."
-        )
-
-
-def speed_up(ours: Summary, theirs: Summary, other_seconds: float = 0.0) -> tuple[float, float]:
+def speed_up(ours: Summary, theirs: Summary) -> tuple[float, float]:
     """The speed of `ours` relative to `theirs`: by steps, and by choices that their expert handled.
 
     By steps a dropped choice costs nothing; by choices it is computed again. The time to reach a
     quality is between the two.
-
-    Args:
-        ours: of one policy.
-        theirs: of another, on the same trace.
-        other_seconds: of a step outside these layers, equal for both.
     """
-    step = (theirs.step_seconds + other_seconds) / (ours.step_seconds + other_seconds)
+    step = theirs.step_seconds / ours.step_seconds
     return step, step * ours.token_efficiency / theirs.token_efficiency
 
 
-def replay_all(
-    trace: Trace,
-    cost: CostModel,
-    slots: int,
-    policies: Sequence[Policy] = POLICIES,
-    progress: Callable[[str, int, int], None] = lambda name, step, steps: None,
-) -> list[Replay]:
-    """Replays the trace under each policy; arguments as in replay_trace."""
-    return [
-        replay_trace(trace, policy, cost, slots, lambda *at, name=policy.name: progress(name, *at))
-        for policy in policies
+def table(runs: Sequence[Summary]) -> Table:
+    """A row for each policy; speeds are relative to the first."""
+    columns = ["policy", "ms per step", "compute", "exchange", "sync", "copies", "choices handled"]
+    columns += ["experts' efficiency", "ratio (worst)", "moves per step", "speed", "by choices"]
+    rows = [
+        (
+            run.policy,
+            *(f"{1e3 * seconds:.2f}" for seconds in (run.step_seconds, *run.parts)),
+            f"{run.token_efficiency:.1%}",
+            f"{run.expert_efficiency:.1%}",
+            f"{run.ratio:.2f} ({run.worst_ratio:.2f})",
+            f"{run.moves:.1f}",
+            *(f"{speed:.2f}" for speed in speed_up(run, runs[0])),
+        )
+        for run in runs
     ]
+    return Table(columns, rows)

@@ -1,4 +1,4 @@
-"""A checkpoint beside what transformers computes with it (benchmarks/hugging_face_fixtures.py)."""
+"""A checkpoint beside what transformers computes with it (testdata/huggingface/fixtures.py)."""
 
 import json
 from pathlib import Path

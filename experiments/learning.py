@@ -1,9 +1,9 @@
 """The experiments of docs/results.md: a queue of training runs, and tables of the results.
 
-python benchmarks/learning.py OUTPUT --corpora=DIR [--only=TEXT …]     # makes the runs here
-python benchmarks/learning.py OUTPUT --corpora=DIR --export            # or exports them, and
-python benchmarks/learning_run.py OUTPUT                               # makes them on a GPU
-python benchmarks/learning.py OUTPUT --page=docs/results.md            # writes the tables
+python -m experiments.learning OUTPUT --corpora=DIR [--only=TEXT …]     # makes the runs here
+python -m experiments.learning OUTPUT --corpora=DIR --export            # or exports them, and
+python -m experiments.learning_run OUTPUT                               # makes them on a GPU
+python -m experiments.learning OUTPUT --page=docs/results.md            # writes the tables
 
 DIR has a directory for each corpus of learning_data.py. A run is a row of a study with one seed. It
 trains as `lingvo-moe-train --model=MODEL --set=…` does. Its results are one JSON file in
@@ -21,12 +21,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from learning_data import prepared
-from learning_rows import ROWS, Row
-from learning_run import SEARCH_LENGTH, SEARCH_ROWS, is_made, make
-from learning_tables import write_tables
-
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
+from experiments.learning_data import prepared
+from experiments.learning_rows import ROWS, Row
+from experiments.learning_run import SEARCH_LENGTH, SEARCH_ROWS, is_made, make
+from experiments.learning_tables import write_tables
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.core.nested_map import NestedMap

@@ -1,6 +1,6 @@
 """Makes the runs of learning.py: training, dev loss, source use, translations, scores.
 
-python benchmarks/learning_run.py OUTPUT [--workers=4] [--minutes=10] [--only=TEXT …]
+python -m experiments.learning_run OUTPUT [--workers=4] [--minutes=10] [--only=TEXT …]
 
 This is for a machine with a GPU. It needs this repository, JAX, NumPy, sentencepiece and sacreBLEU,
 but not TensorFlow; runs of a peer need PyTorch and transformers. `learning.py OUTPUT --export` has
@@ -15,15 +15,12 @@ import itertools
 import json
 import multiprocessing
 import os
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
@@ -353,7 +350,7 @@ def described(output: Path, name: str) -> dict[str, Any]:
 def engine(output: Path, run: dict[str, Any]) -> Engine:
     """The engine of a run; it does not need TensorFlow."""
     if run["peer"]:
-        from learning_peer import PeerEngine
+        from experiments.learning_peer import PeerEngine
 
         return PeerEngine(run)
     return ExportedEngine(output / "programs" / run["program"])

@@ -1,17 +1,13 @@
 """Trains a model on real text, compares it with bilingual baselines, and writes tables for docs.
 
-python benchmarks/real_text.py OUTPUT --corpora=DIR [--corpus=tldr] [--page=docs/results.md]
+python -m experiments.real_text OUTPUT --corpora=DIR [--corpus=tldr] [--page=docs/results.md]
 
 DIR has a directory for each corpus; learning_data.py lists them. The data, the model, the baselines
 and the report are made in OUTPUT/CORPUS. After an interruption the same command goes on. The page
-has marked places: `<!-- real_text CORPUS averages -->` and `<!-- real_text CORPUS pairs -->` for
-the scores, `<!-- real_text CORPUS curve -->` for the evaluations during training, and, if wanted,
-`<!-- real_text CORPUS seeds -->` for the means of each seed, and `<!-- real_text CORPUS sizes -->`
-for the dev BLEU of the baselines of pairs with several. Rows of other seeds and pairs stay there.
-Each ends with `<!-- end -->`. The other tables are those of the seed that ran last. Plots are
-written beside the page: CORPUS_curve.png with the evaluations during training, and
-CORPUS_delta_bleu.png if there are baselines. Pairs with fewer than 30 test lines are combined in
-one row.
+has places (see pages.py) `real_text CORPUS …` for the tables: averages, pairs (scores), curve (the
+evaluations during training), seeds (means of each seed) and sizes (dev BLEU of the baselines of
+pairs with several). Plots are written beside the page: CORPUS_curve.png, and CORPUS_delta_bleu.png
+if there are baselines. Pairs with fewer than 30 test lines are combined in one row.
 """
 
 import argparse
@@ -20,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
-from _pages import check_places, merge_table, replace_table
-from learning_data import prepared
 from matplotlib.figure import Figure
 
+from experiments.learning_data import prepared
+from experiments.pages import merge_table, replace_table
 from lingvo_moe import api
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.params import override
@@ -81,70 +77,45 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="the page to write the tables into")
     args = parser.parse_args()
     here = args.output / args.corpus
-    marks = {name: f"real_text {args.corpus} {name}" for name in ("averages", "pairs", "curve")}
-    if args.page:  # errors must come before hours of training
-        check_places(args.page, [*marks.values(), *_optional_marks(args).values()])
     report = _report(here, args, _baseline_models(args))
     reliable = dataclasses.replace(report, pairs=[pair for pair in report.pairs if pair.reliable])
     curve = curve_table(_logdir(here, args))
-    tables = {
+    names = [pair.pair for pair in reliable.pairs]
+    merged = {  # name -> table and the order of its rows; rows of other seeds and pairs stay
+        "seeds": (_of_seed(reliable, args.seed), [str(i) for i in range(100)]),
+        "sizes": (sizes_table(here / _BASELINES, args.baseline, names), names),
+    }
+    replaced = {
         "averages": averages_table(reliable),
         "pairs": pairs_table(reliable),
         "curve": curve,
     }
-    for name, table in tables.items():
+    for name, table in (replaced | {name: table for name, (table, _) in merged.items()}).items():
         print(f"{table.to_markdown()}\n")
-        if args.page:
-            replace_table(args.page, marks[name], table.to_markdown())
-    names = [pair.pair for pair in reliable.pairs]
-    merged = {
-        "seeds": (_of_seed(reliable, args.seed), [str(i) for i in range(100)]),
-        "sizes": (sizes_table(here / _BASELINES, args.baseline, names), names),
-    }
-    optional = _optional_marks(args) if args.page else {}
-    for name, (table, order) in merged.items():
-        if not table.rows:
-            continue
-        if name in optional:
-            table = merge_table(args.page, optional[name], table, order)
-        print(f"{table.to_markdown()}\n")
+        mark = f"real_text {args.corpus} {name}"
+        if args.page and name in replaced:
+            replace_table(args.page, mark, table.to_markdown())
+        elif args.page and table.rows:
+            merge_table(args.page, mark, table, merged[name][1])
     if args.page:
         write_whole(args.page.with_name(f"{args.corpus}_curve.png"), to_png(draw_curve(curve)))
     if args.page and reliable.baseline_model:
         write_whole(args.page.with_name(f"{args.corpus}_delta_bleu.png"), draw_plot([reliable]))
 
 
-def _optional_marks(args: argparse.Namespace) -> dict[str, str]:
-    """Table -> its mark, of those whose rows are merged, if the page has their places."""
-    text = args.page.read_text("utf-8")
-    marks = {name: f"real_text {args.corpus} {name}" for name in ("seeds", "sizes")}
-    return {name: mark for name, mark in marks.items() if f"<!-- {mark} -->" in text}
-
-
 def _baseline_models(args: argparse.Namespace) -> dict[str, TranslationParams]:
     """The params of each bilingual model."""
     changes = [*args.set, "train.source_use_sentences=0"]
     return {
-        name: override(
-            api.params(name), [*changes, *_of_model(args.baseline_set, name, args.baseline)]
-        )
+        name: override(api.params(name), [*changes, *_of_model(args.baseline_set, name)])
         for name in args.baseline
     }
 
 
-def _of_model(changes: Sequence[str], model: str, models: Sequence[str]) -> list[str]:
+def _of_model(changes: Sequence[str], model: str) -> list[str]:
     """The changes for one model: all "param=value", and those of its own name, "MODEL:…"."""
-    found = []
-    for text in changes:
-        name, *_ = text.partition("=")[0].rpartition(":")
-        if name and name not in models:
-            raise SystemExit(
-                f"--baseline_set={text}: {name!r} is no --baseline. Give one of "
-                f"{', '.join(models)}, or leave out '{name}:'."
-            )
-        if name in ("", model):
-            found.append(text.removeprefix(f"{name}:"))
-    return found
+    names = {text: text.partition("=")[0].rpartition(":")[0] for text in changes}
+    return [t.removeprefix(f"{name}:") for t, name in names.items() if name in ("", model)]
 
 
 def _report(here: Path, args: argparse.Namespace, models: dict[str, TranslationParams]) -> Report:

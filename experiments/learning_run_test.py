@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from learning_run import is_made, make
 
+from experiments.learning_run import is_made, make
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.data.pipeline import InputParams

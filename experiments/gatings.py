@@ -1,13 +1,13 @@
 """Compares all gatings on one corpus, over several seeds: quality, balance, drops, speed.
 
-python benchmarks/gatings.py --data=build/demo/data --output=build/gatings [--steps=300]
+python -m experiments.gatings --data=build/demo/data --output=build/gatings [--steps=300]
     [--seeds=1,2,3] [--only=TEXT …] [--rounds=15] [--no-bleu] [--page=docs/gating.md]
 
 Trains tiny.MoE for the same number of steps with each policy and seed; a seed gives every policy
 the same batches. Each run is one JSON file in OUTPUT; the same command again makes only the missing
 ones. Then it measures the CPU time of steps in alternating order, and prints the table. With --page
-it also replaces the table of the page between the comments `<!-- gatings NAME -->` and `<!-- end
--->`; NAME is the name of OUTPUT. A run takes 65 seconds on one core.
+it also writes it into the place `gatings NAME` of the page (see pages.py); NAME is the name of
+OUTPUT. A run takes 65 seconds on one core.
 """
 
 import argparse
@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import sacrebleu
-from _pages import replace_table
-from training_step import seconds_in_turn
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
+from experiments.pages import replace_table
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
@@ -91,6 +90,18 @@ POLICIES = {
     "`Balanced()`": _gating("Balanced()", 1.25),
     "`Top2()` by source language": _gating("Top2()", 2.0, "model.moe.router=ByTask(task='source')"),
     "no experts: the dense twin": Policy(["model.moe=None"]),
+    # The layout of MegaBlocks, without a capacity and with two of them; docs/dropless.md.
+    **{
+        f"MegaBlocks, capacity factor {factor}": Policy(
+            [
+                *("model.moe.gating=Switch()", "model.moe.num_experts=16"),
+                *("model.moe.hidden_dim=256", "model.moe.every_n=1"),
+                *("model.moe.aux_loss_weight=0.001", f"model.moe.capacity_factor={factor}"),
+                *(() if factor else ("model.moe.dispatcher=Ragged()",)),
+            ]
+        )
+        for factor in (None, 2.0, 1.0)
+    },
 }
 
 
@@ -188,10 +199,18 @@ def _measure_speed(dataset, args):
             runtime.initialize(0)
             batch = TrainInput(dataset, model_dir.params.input, 0).next_batch()
             steps[name] = lambda r=runtime, b=batch: r.train(b).tokens.numpy()
-    seconds = seconds_in_turn(steps, args.rounds, time.process_time)
-    base = seconds[here[0]]
-    speed = {name: float(np.median(s / base)) for name, s in seconds.items()}
+    seconds = np.array(
+        [[_seconds(step) for step in steps.values()] for _ in range(args.rounds + 2)]
+    )
+    ratios = np.median(seconds[2:] / seconds[2:, :1], axis=0)  # the first rounds compile
+    speed = dict(zip(steps, map(float, ratios), strict=True))
     write_whole(path, json.dumps(speed, indent=1))
+
+
+def _seconds(step):
+    start = time.process_time()
+    step()
+    return time.process_time() - start
 
 
 def _table(output: Path) -> str:

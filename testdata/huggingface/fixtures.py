@@ -1,6 +1,6 @@
 """Writes small random checkpoints with transformers 4.49, and the results that it computes.
 
-build/peers/.venv/bin/python benchmarks/hugging_face_fixtures.py testdata/huggingface
+build/peers/.venv/bin/python testdata/huggingface/fixtures.py testdata/huggingface
 
 `m2m100`, `nllb` and `nllb_moe`: config.json; weights in float32, bfloat16 and, in shards, float16;
 the files of the tokenizer; reference.json and reference.npz with logits and results of searches.

@@ -1,6 +1,6 @@
 """A step of one MoE layer on eight virtual devices, with skewed loads that drift.
 
-python benchmarks/vexperts.py [--steps=60] [--skew=0,1,1.5] [--tokens=512]
+python -m experiments.vexperts [--steps=60] [--skew=0,1,1.5] [--tokens=512]
 
 It compares dropless experts that do not move (`Fitted`), experts that move (`VExperts`; times
 include the scheduler and its moves), and capacity 2.0, which drops tokens (`Gather`), on the
