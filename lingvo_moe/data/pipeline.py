@@ -182,7 +182,6 @@ class TrainInput:
     Attributes:
         dataset, params, seed, part: those of the constructor; all virtual shards if part was None.
         curriculum: the streams and their probabilities.
-        packed_share: share of the rows of a batch that this process packs; the other rows are 0.
     """
 
     def __init__(self, dataset: Dataset, params: InputParams, seed: int, part: Part | None = None):
@@ -208,7 +207,6 @@ class TrainInput:
             v: VirtualShard(v, shards, self._reader, rows)
             for v in np.flatnonzero(self.part.packed).tolist()
         }
-        self.packed_share = len(self._shards) / shards
         self._batches = 0
 
     @property
@@ -232,28 +230,13 @@ class TrainInput:
         self._batches += 1
         return batch_of(rows, self._shape._replace(rows=len(rows)))
 
-    def peek(self, examples: int) -> "NextBatches":
-        """The next batches with at least this number of examples; the stream does not advance.
-
-        Raises:
-            ValueError, OSError: as `next_batch`.
-        """
+    def check(self) -> None:
+        """Raises the errors of `next_batch`, if there is no batch; the stream does not advance."""
         position, skipped = self.position(), [shard.skipped for shard in self._shards.values()]
-        self._reader.changes.clear()
-        batches: list[NestedMap] = []
-        while examples > 0:
-            batches.append(self.next_batch())
-            examples -= int(batches[-1].target_segment_ids.max(axis=1).sum())
-        drawn = sum(
-            int(shard.state()["draws"] - position.shards[v]["draws"])
-            for v, shard in self._shards.items()
-        )
-        share = (self.skipped - sum(skipped)) / max(drawn, 1)
-        unchanged = {name: n / all_ for name, (all_, n) in self._reader.changes.items()}
+        self.next_rows()
         self.go_to(position)
         for shard, count in zip(self._shards.values(), skipped, strict=True):
             shard.skipped = count
-        return NextBatches(batches, share, unchanged)
 
     def position(self) -> InputPosition:
         """The position in the stream, of the virtual shards that this process packs."""
@@ -294,21 +277,6 @@ class TrainInput:
         names = [name for name in state if name != "batches"]
         mine = {v: {name: np.asarray(state[name][v]) for name in names} for v in self._shards}
         self.go_to(InputPosition(int(state["batches"]), mine))
-
-
-class NextBatches(NamedTuple):
-    """What an input will give next.
-
-    Attributes:
-        batches: at least one.
-        skipped: share of the drawn examples that are longer than a row.
-        unchanged: modifier -> share of its examples that stay as they are, because they would be
-            longer than a row.
-    """
-
-    batches: list[NestedMap]
-    skipped: float
-    unchanged: Mapping[str, float]
 
 
 def stack_states(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

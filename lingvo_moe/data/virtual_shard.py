@@ -33,15 +33,12 @@ class Reader:
         seed: seed of the order and of changes.
         row: the shape of rows; an example that a change makes too long is not changed.
         modifiers: change some of the examples, in this order.
-        changes: the names of modifiers -> int [2]: how many examples they were to change, and how
-            many of those would have been longer than a row; counts what is read.
     """
 
     streams: Sequence[Stream]
     seed: int
     row: Shape
     modifiers: Sequence[Modifier] = ()
-    changes: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def read(self, streams: np.ndarray, positions: np.ndarray) -> list[Waiting]:
         """The examples at positions of streams; positions count through all epochs.
@@ -67,10 +64,8 @@ class Reader:
             for i in np.flatnonzero(to_shares(keys) < modifier.share).tolist():
                 of = self.streams[origins[i][0]]
                 changed = of.change(examples[i], indices[i], modifier, int(keys[i]))
-                if fits := self.row.has_room(of.with_tag(changed)):
+                if self.row.has_room(of.with_tag(changed)):
                     examples[i] = changed
-                counts = self.changes.setdefault(type(modifier).__name__, np.zeros(2, int))
-                counts += 1, not fits
         return [
             Waiting(of.with_tag(example), of.index, origin)
             for example, origin in zip(examples, origins, strict=True)

@@ -13,9 +13,8 @@ import pathlib
 import numpy as np
 
 from lingvo_moe.core.lines import printable
-from lingvo_moe.evaluation.experts import ExpertStatistics, LayerExperts, Side, analyze
+from lingvo_moe.evaluation.experts import ExpertStatistics, LayerExperts, Side
 from lingvo_moe.evaluation.experts_plot import draw_load, draw_similarity
-from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table, rounded
 
@@ -97,21 +96,6 @@ def draw_all(experts: ExpertStatistics) -> dict[str, bytes]:
             title = f"{layer.name}: languages and their experts"
             pictures[_file(layer)] = draw_load(shares[:, columns], languages, columns, title)
     return pictures
-
-
-def draw_layers(record: RoutingRecord) -> dict[str, bytes]:
-    """Name of a layer -> its heat map as PNG, for TensorBoard.
-
-    Languages and experts have the same order at every evaluation, so the pictures of a run are
-    comparable.
-    """
-    experts = analyze(record)
-    return {
-        layer.name: draw_load(
-            layer.shares, experts.languages, range(len(layer.load)), f"{layer.name}: load"
-        )
-        for layer in experts.layers
-    }
 
 
 def format_experts(experts: ExpertStatistics) -> str:

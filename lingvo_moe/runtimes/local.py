@@ -114,12 +114,6 @@ class Local:
         """The batch on the device."""
         return NestedMap({name: tf.constant(value) for name, value in batch.items()})
 
-    def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
-        """TrainStep.count_not_finite, flat, by name. Does not change the state."""
-        count = self._steps[-1].count_not_finite  # the highest rung has room for any batch
-        counts = tf.function(lambda b: count(self._read(), b), autograph=False)(self.feed(batch))
-        return NestedMap(counts.flatten())
-
     def batch_rows(self, rows: int) -> np.ndarray:
         """bool [processes, B]: the rows of a batch that the devices of each process read."""
         return np.ones([1, rows], bool)

@@ -229,15 +229,6 @@ def train_function(step: TrainStep) -> Callable:
     return run
 
 
-def count_function(step: TrainStep) -> Callable:
-    """TrainStep.count_not_finite, with the state as a dict by name."""
-
-    def run(flat, batch):
-        return dict(step.count_not_finite(_unflatten(flat), batch).flatten())
-
-    return run
-
-
 def partition_translate(
     task: Any,
     batch: Mapping[str, ArraySpec],

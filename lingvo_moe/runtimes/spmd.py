@@ -13,7 +13,6 @@ from lingvo_moe.runtimes.lowering import (
     ArraySpec,
     Layout,
     batch_specs,
-    count_function,
     partition_init,
     partition_train_step,
     partition_translate,
@@ -114,13 +113,6 @@ class Spmd:
     def feed(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """The batch on the devices; each process sends rows to its own devices."""
         return self._fed(batch, batch_specs(batch))
-
-    def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
-        """See Local."""
-        step, specs = self._steps[-1], batch_specs(batch)
-        args = [self._specs, specs]
-        program = partitioned(count_function(step), args, None, self._layout)
-        return NestedMap(program(self._state, self._fed(batch, specs)))
 
     def batch_rows(self, rows: int) -> np.ndarray:
         """bool [processes, B]: the rows of a batch that the devices of each process read."""

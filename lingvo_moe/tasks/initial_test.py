@@ -213,24 +213,6 @@ class TestByName:
             np.testing.assert_array_equal(state[f"theta/{table}"], old[first])
             assert np.any(old[f"theta/{table}"] != old[f"slots/{table}/ema"])
 
-    @pytest.mark.slow
-    def test_the_forecast_counts_new_steps_and_suggests_none(self, tmp_path):
-        small = (*SMALL, "input.batch_size=16")
-        made = random_logdir(tmp_path / "old", small)
-        made.checkpoints.save(7, stored(made) | {"step": np.int64(7)})
-        takes = (*small, f"init.logdir={made.path}", "init.optimizer_state=True", "init.step=7")
-        # Of steps 8 and 9 the first run takes one; the second one resumes.
-        for max_steps, steps in (8, 1), (9, 2):
-            lines = []
-            texts = (*takes, f"train.max_steps={max_steps}")
-            train_model(training_job(tmp_path / "new", *texts, report=lines.append))
-            (found,) = (line for line in lines if line.startswith("This run: "))
-            assert found.startswith(f"This run: {steps} steps of about ")
-            assert not any("use their sources" in line for line in lines)
-        lines = []
-        train_model(training_job(tmp_path / "scratch", *small, report=lines.append))
-        assert any(" begins to use its sources after about " in line for line in lines)
-
     def test_experts_in_slots_come_in_order(self, tmp_path):
         vexperts = "model.moe.dispatcher=VExperts(devices=4,slots_per_device=2)"
         old = random_logdir(tmp_path / "old", (*SHRINK, vexperts))

@@ -25,7 +25,6 @@ from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.exposure import RunExposure
 from lingvo_moe.tasks.fit import dev_sample, fit_penalties, is_fitted, translate_and_fit
 from lingvo_moe.tasks.hours import steps_in
 from lingvo_moe.tasks.initial import initialize
@@ -207,7 +206,25 @@ def run_training(
     evaluator = _Evaluator(model_dir, dataset, runtime, process)
     for line in evaluator.warnings():
         report(line)
-    start = _Start(model_dir, runtime, process, report)
+    origins = ""
+
+    def initial() -> int:
+        nonlocal origins
+        step, origins = initialize(model_dir, runtime, process, report)
+        return step
+
+    def begin(step: int) -> None:
+        """The first process writes the logdir, the others wait."""
+        if step < params.train.max_steps:
+            source.check()  # an input without batches is an error before anything is written
+            for line in (*to_table(model_dir.chosen).to_text().splitlines(), *evaluator.too_long()):
+                report(line)
+        if not process.index:
+            model_dir.save()
+            if origins:
+                write_whole(model_dir.path / ORIGINS, origins)
+        process.minimum(0)
+
     with packed_by(input_workers, source) as packed, Prefetcher(packed) as batches:
         result = train(
             runtime,
@@ -218,8 +235,8 @@ def run_training(
                 check_no_lost_choices(metrics, params), model_dir.pairs, layers
             ),
             evaluate=evaluator,
-            initialize=start.initialize,
-            started=lambda step: start.begin(source, step, evaluator.too_long()),
+            initialize=initial,
+            started=begin,
             report=report,
             process=process,
             recorder=recorder,
@@ -240,41 +257,6 @@ def _fit_best(model_dir, dataset, runtime, report, process, result):
         translator, step = load_translator(model_dir, runtime)
         first = not process.index
         fit_penalties(model_dir, translator, dataset, step, report, writes=first)
-
-
-class _Start:
-    """What comes before the first step of a run."""
-
-    def __init__(self, model_dir, runtime, process, report):
-        self._model_dir, self._runtime = model_dir, runtime
-        self._process, self._report = process, report
-        self._origins = ""
-
-    def initialize(self) -> int:
-        """The initial weights of a new model."""
-        step, self._origins = initialize(
-            self._model_dir, self._runtime, self._process, self._report
-        )
-        return step
-
-    def begin(self, source: TrainInput, step: int, warnings: Sequence[str]) -> None:
-        """Reports the forecast and the warnings if steps are left; the first process writes the
-        logdir, the others wait."""
-        model_dir, params = self._model_dir, self._model_dir.params
-        # With init.optimizer_state the first step of a run is not 0.
-        first = max(0, step - source.position().batches)
-        forecast = []
-        if step < params.train.max_steps:
-            of_run = RunExposure.of(source, params.train.max_steps - first)
-            table = to_table(model_dir.chosen).to_text().splitlines() if model_dir.chosen else []
-            forecast = [*table, *of_run.lines(), *warnings]
-        if not self._process.index:
-            model_dir.save()
-            if self._origins:
-                write_whole(model_dir.path / ORIGINS, self._origins)
-        self._process.minimum(0)
-        for line in forecast:
-            self._report(line)
 
 
 def check_no_lost_choices(metrics: NestedMap, params: TranslationParams) -> NestedMap:
@@ -435,7 +417,7 @@ class _Evaluator:
         if not total:
             return None
         loss = float(total.nll) / float(total.tokens)
-        scalars, images = {"dev/loss": loss}, {}
+        scalars = {"dev/loss": loss}
         for pair, nll, count in zip(self._pairs, total.pair_nll, total.pair_tokens, strict=True):
             if count:
                 scalars[f"dev/loss/{pair}"] = float(nll / count)
@@ -448,7 +430,6 @@ class _Evaluator:
         if layers and finite and not self._process.index:
             record = RoutingRecord.of_metrics(total, layers, self._pairs)
             record.save(self._model_dir.routing_path)
-            images = self._draw(record)
         text, warnings = f"dev loss {loss:.3f}", []
         if sampled:
             use = SourceUse.of(sampled, foreign, self._pairs)
@@ -468,17 +449,10 @@ class _Evaluator:
             warnings += length_warnings(ratios) if self._is_due(step) else []
             if self._fits and not self._process.index:
                 self._model_dir.save_penalties(step, fitted)
-        return Evaluation(scalars, text, images, warnings)
+        return Evaluation(scalars, text, warnings)
 
     def _is_due(self, step):
         """Whether low source use gives a warning: at the end of the warm-up and of training."""
         params = self._model_dir.params
         last = params.train.max_steps
         return step >= min(params.optimizer.schedule.over(last).warmup_steps or 0, last)
-
-    @staticmethod
-    def _draw(record):
-        # Imported when needed, because it takes half a second, which translation does not need.
-        from lingvo_moe.evaluation.experts_page import draw_layers
-
-        return {f"dev/experts/{layer}": png for layer, png in draw_layers(record).items()}

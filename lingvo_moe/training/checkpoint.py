@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,34 +78,20 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept, besides the best ones and the one that was saved last.
+    """A policy: which checkpoints are kept, besides the best ones and the one saved last.
 
     Attributes:
         newest: number of newest ones.
         steps: checkpoints of multiples of this step are kept forever; None for none.
-        hours: the oldest is kept forever, and each that is this many hours newer than the last one
-            kept, or older by its time, as after a clock was set back; None for none.
     """
 
     newest: int = 3
     steps: int | None = None
-    hours: float | None = None
 
-    def __call__(self, times: Mapping[int, float]) -> set[int]:
-        """The steps to keep.
-
-        Args:
-            times: step, ascending -> when it was saved, in seconds.
-        """
-        kept = set(sorted(times, reverse=True)[: self.newest])
-        if self.steps:
-            kept |= {step for step in times if step % self.steps == 0}
-        last = math.inf
-        for step, seconds in times.items():
-            if self.hours and not last <= seconds < last + 3600 * self.hours:
-                kept.add(step)
-                last = seconds
-        return kept
+    def __call__(self, steps: Sequence[int]) -> set[int]:
+        """Those to keep of the steps of checkpoints."""
+        every = {step for step in steps if self.steps and step % self.steps == 0}
+        return every.union(sorted(steps)[-self.newest :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,26 +311,15 @@ class Checkpointer:
             raise ValueError(f"No process holds {sorted(missing)}; nothing was written.")
         fields = best._asdict() | {"loss": best.loss if math.isfinite(best.loss) else None}
         info = {"best": fields, "saved": time.time()}
-        info["sha256"] = _digest(info)
-        (partial / _INFO).write_text(json.dumps(info, indent=1))
+        (partial / _INFO).write_text(json.dumps(info | {"sha256": _digest(info)}, indent=1))
         sync_tree(partial)
         os.rename(partial, final)
         sync_directory(self.directory)
 
     def _remove_old(self, saved):
-        """Removes checkpoints that are not kept. An error is only logged: no data is lost."""
-        try:
-            self._remove_all_but_kept(saved)
-        except OSError as error:
-            logging.warning(
-                "Old checkpoints in %s could not be removed (%s); the next save tries again.",
-                self.directory,
-                error,
-            )
-
-    def _remove_all_but_kept(self, saved):
+        """Removes checkpoints that are not kept."""
         steps = self.steps()
-        kept = self.keep({step: _saved(self._path(step)) for step in steps}) | {saved}
+        kept = self.keep(steps) | {saved}
         for step in list(kept):
             try:
                 best = _read_best(self._path(step)).step
@@ -407,31 +382,16 @@ def _read_best(path: Path) -> Best:
     file = path / _INFO
     try:
         info = read_json(file)
-        best = Best(**info["best"])
-        # Earlier versions wrote no SHA-256.
-        if set(info) != {"best"} and info.pop("sha256") != _digest(info):
+        if info.pop("sha256") != _digest(info):
             raise ValueError("its SHA-256 does not match its contents")
-        if best.loss is None:
-            best = best._replace(loss=math.inf)
-        numbers = (0 if best.step is None else best.step, best.evaluations_since)
-        if all(type(n) is int and n >= 0 for n in numbers) and type(best.loss) in (int, float):
-            return best
+        best = Best(**info["best"])
+        return best if best.loss is not None else best._replace(loss=math.inf)
     except (ValueError, LookupError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise OSError(f"{file} is missing or damaged ({reason}).") from error
-    raise OSError(f"{file} is damaged: {best}.")
+        raise OSError(f"{file} is missing or damaged ({error!r}).") from error
 
 
 def _digest(info: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
-
-
-def _saved(path: Path) -> float:
-    """When a checkpoint was saved, in seconds since 1970: from info.json, or that file's time."""
-    try:
-        return float(read_json(path / _INFO)["saved"])
-    except (ValueError, LookupError, TypeError, OverflowError):
-        return (path / _INFO).stat().st_mtime
 
 
 def _discard(path: Path) -> None:

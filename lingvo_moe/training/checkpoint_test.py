@@ -1,12 +1,10 @@
 import os
 import shutil
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.training import checkpoint
 from lingvo_moe.training.checkpoint import Best, Checkpointer, Retention, check_tensors
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
@@ -21,12 +19,8 @@ def test_what_is_read_is_what_was_saved(tmp_path):
     assert (checkpoint.step, checkpoint.best) == (7, best)
     for name, value in TENSORS.items():
         np.testing.assert_array_equal(checkpoint.tensors[name], value)
-
-
-def test_tensorflow_alone_reads_it(tmp_path):
-    Checkpointer(tmp_path).save(7, TENSORS)
-    reader = tf.train.load_checkpoint(str(tmp_path / "step_00000007" / "state"))
-    np.testing.assert_array_equal(reader.get_tensor("theta/w"), TENSORS["theta/w"])
+    alone = tf.train.load_checkpoint(str(tmp_path / "step_00000007" / "state"))
+    np.testing.assert_array_equal(alone.get_tensor("theta/w"), TENSORS["theta/w"])
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -43,47 +37,11 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.steps() == [5, 6]
 
 
-def test_checkpoints_that_are_kept_for_ever(tmp_path, monkeypatch):
-    """An hour passes from save to save."""
-    clock = [0.0]
-    monkeypatch.setattr(time, "time", lambda: clock[0])
-    hourly = Checkpointer(tmp_path / "hours", Retention(1, hours=2.0))
-    stepwise = Checkpointer(tmp_path / "steps", Retention(1, steps=3))
+def test_checkpoints_that_are_kept_for_ever(tmp_path):
+    checkpoints = Checkpointer(tmp_path, Retention(1, steps=3))
     for step in range(1, 9):
-        clock[0] += 3600.0
-        hourly.save(step, TENSORS)
-        stepwise.save(step, TENSORS, Best(1))
-    assert hourly.steps() == [1, 3, 5, 7, 8]
-    assert stepwise.steps() == [1, 3, 6, 8]
-
-
-@pytest.mark.parametrize(
-    ("times", "kept"),
-    [
-        # A pause of ten hours: after it an hour counts from the first save, not from before.
-        ({1: 0.0, 2: 0.5, 3: 10.5, 4: 11.0, 5: 11.5, 6: 12.0}, {1, 3, 5, 6}),
-        # The clock of the first save was a year ahead; hours count from the second one.
-        ({1: 8766.0, 2: 0.0, 3: 0.5, 4: 1.0, 5: 1.5, 6: 2.0, 7: 2.5}, {1, 2, 4, 6, 7}),
-    ],
-)
-def test_hours_count_from_the_last_one_that_is_kept(times, kept):
-    times = {step: 3600 * hours for step, hours in times.items()}
-    assert Retention(1, hours=1.0)(times) == kept
-
-
-def test_old_checkpoints_that_cannot_be_removed_are_a_warning(tmp_path, caplog, monkeypatch):
-    checkpoints = Checkpointer(tmp_path, Retention(1))
-    checkpoints.save(1, TENSORS)
-
-    def fail(path):
-        raise OSError(f"{path} is gone")
-
-    monkeypatch.setattr(checkpoint, "_saved", fail)
-    checkpoints.save(3, TENSORS)
-    assert f"Old checkpoints in {tmp_path} could not be removed" in caplog.text
-    monkeypatch.undo()
-    checkpoints.save(4, TENSORS)
-    assert checkpoints.steps() == [4]
+        checkpoints.save(step, TENSORS, Best(1))
+    assert checkpoints.steps() == [1, 3, 6, 8]
 
 
 def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path, caplog):
@@ -173,17 +131,6 @@ def test_a_changed_byte_is_found_by_whoever_reads_it(tmp_path, caplog):
     assert "is damaged or gone" in caplog.text
 
 
-def test_what_a_model_cannot_use_is_no_damage(tmp_path):
-    checkpoints = Checkpointer(tmp_path)
-    checkpoints.save(1, TENSORS)
-
-    def of_another_model(checkpoint):
-        raise ValueError("of another model")
-
-    with pytest.raises(ValueError, match=r"of another model"):
-        checkpoints.resume(of_another_model)
-
-
 def test_no_checkpoint_is_overwritten(tmp_path):
     checkpoints = Checkpointer(tmp_path)
     checkpoints.save(1, TENSORS, Best(1))
@@ -215,16 +162,6 @@ def test_after_a_damaged_newest_as_many_good_ones_are_kept(tmp_path, caplog, kee
     kept = {1: [10, 12], 2: [10, 21, 22]}[keep]
     assert checkpoints.steps() == kept
     assert (tmp_path / "step_00000060.aside-1" / "info.json").exists()
-
-
-def test_what_is_moved_aside_twice_is_kept_twice(tmp_path):
-    checkpoints = Checkpointer(tmp_path)
-    checkpoints.save(1, TENSORS)
-    for _ in range(2):
-        checkpoints.save(2, TENSORS)
-        _damage(tmp_path / "step_00000002")
-        assert checkpoints.resume().step == 1
-    assert len(list(tmp_path.glob("step_00000002.aside-*"))) == 2
 
 
 def test_names_that_are_no_checkpoints(tmp_path):
@@ -307,15 +244,6 @@ def test_a_damaged_best_is_an_error_and_no_other_is_taken_for_it(tmp_path):
         checkpoints.read()
     with pytest.raises(OSError, match=r"There is no checkpoint in .*/none"):
         Checkpointer(tmp_path / "none").read()
-
-
-@pytest.mark.parametrize("name", ["a[1]", "back\\slash"])
-def test_any_name_of_a_directory(tmp_path, name):
-    checkpoints = Checkpointer(tmp_path / name)
-    checkpoints.save(1, TENSORS)
-    checkpoints.save(2, TENSORS)
-    np.testing.assert_array_equal(checkpoints.resume().tensors["theta/w"], TENSORS["theta/w"])
-    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])

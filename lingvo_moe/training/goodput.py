@@ -4,20 +4,20 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from lingvo_moe.core.files import read_json, remove_partials, write_whole
+from lingvo_moe.training import phases
+from lingvo_moe.training.phases import Phase
 
-STEPS, LOST = "steps", "lost steps"
-COMPILING, INPUT, SAVING = "compiling", "input", "saving"
-EVALUATION, STARTING, STOPPED = "evaluation", "starting", "stopped"
-KINDS = (STEPS, COMPILING, INPUT, SAVING, EVALUATION, STARTING, LOST, STOPPED)
+_STEPS, _LOST, _STOPPED = phases.STEPS.name, "lost steps", "stopped"
+_KINDS = (*(phase.name for phase in phases.PHASES), _LOST, _STOPPED)
 FILE = "goodput.json"
 
 
 class Goodput:
-    """The seconds that a run and its restarts spent in each kind of work.
+    """The seconds that a run and its restarts spent in each phase.
 
     When a checkpoint is complete, the seconds up to the start of its save are written to the file.
     If a run does not finish, the time from there to the next start counts as stopped, lost steps
@@ -38,32 +38,21 @@ class Goodput:
             wall: returns seconds since 1970, for the time between runs.
         """
         self._path, self._clock, self._wall = path, clock, wall
-        self._seconds = dict.fromkeys(KINDS, 0.0)
-        self._kind, self._since = STARTING, clock()
+        self._seconds = dict.fromkeys(_KINDS, 0.0)
+        self._kind, self._since = phases.STARTING.name, clock()
         self._saved = 0.0  # seconds of the steps that a checkpoint contains
         self._read()
 
-    @contextlib.contextmanager
-    def during(self, kind: str) -> Iterator[None]:
-        """Counts the time of a block as another kind."""
-        before = self._kind
-        self.enter(kind)
-        try:
-            yield
-        finally:
-            self.enter(before)
-
-    def enter(self, kind: str) -> None:
-        """Counts the time from now on as this kind."""
-        now = self._clock()
-        self._seconds[self._kind] += now - self._since
-        self._kind, self._since = kind, now
+    def enter(self, phase: Phase) -> None:
+        """Counts the time from now on as this phase."""
+        self._count()
+        self._kind = phase.name
 
     def went_back(self) -> None:
         """Counts the steps after the last checkpoint as lost."""
-        self.enter(self._kind)
-        self._seconds[LOST] += self._seconds[STEPS] - self._saved
-        self._seconds[STEPS] = self._saved
+        self._count()
+        self._seconds[_LOST] += self._seconds[_STEPS] - self._saved
+        self._seconds[_STEPS] = self._saved
 
     def save(self) -> Callable[[], None]:
         """Begins a save of the steps so far.
@@ -71,32 +60,37 @@ class Goodput:
         Returns:
             A function to call, in any thread, when the checkpoint is complete. It writes the file.
         """
-        self.enter(self._kind)
+        self._count()
         seconds, until = dict(self._seconds), self._wall()
 
         def saved():
-            self._saved = seconds[STEPS]
+            self._saved = seconds[_STEPS]
             self._write(seconds, until)
 
         return saved
 
     def end(self, finished: bool) -> None:
         """Ends the run; all its steps are saved. After a finished run no time counts as stopped."""
-        self.enter(self._kind)
+        self._count()
         self._write(self._seconds, None if finished else self._wall())
 
     def shares(self) -> dict[str, float]:
         """Kind -> its share of all seconds, from the first start on."""
-        self.enter(self._kind)
+        self._count()
         total = max(sum(self._seconds.values()), 1e-9)
         return {kind: seconds / total for kind, seconds in self._seconds.items()}
 
     def line(self) -> str:
         """A line of progress: the goodput, and where the rest of the time went."""
         shares = self.shares()
-        rest = sorted(((s, kind) for kind, s in shares.items() if kind != STEPS), reverse=True)
+        rest = sorted(((s, kind) for kind, s in shares.items() if kind != _STEPS), reverse=True)
         text = ", ".join(f"{kind} {100 * share:.1f} %" for share, kind in rest if share >= 0.0005)
-        return f"Goodput {100 * shares[STEPS]:.1f} % of the wall clock in useful steps; {text}"
+        return f"Goodput {100 * shares[_STEPS]:.1f} % of the wall clock in useful steps; {text}"
+
+    def _count(self):
+        now = self._clock()
+        self._seconds[self._kind] += now - self._since
+        self._since = now
 
     def _write(self, seconds, until):
         if self._path is not None:
@@ -113,12 +107,12 @@ class Goodput:
             return
         try:
             content = read_json(self._path)
-            earlier = {kind: float(content["seconds"].get(kind, 0.0)) for kind in KINDS}
+            earlier = {kind: float(content["seconds"].get(kind, 0.0)) for kind in _KINDS}
             now, until = self._wall(), content["until"]
             gap = 0.0 if until is None else max(0.0, now - float(until))
             if min(earlier.values()) < 0 or not math.isfinite(sum(earlier.values()) + gap):
                 return
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
             return
-        self._seconds, self._saved = earlier, earlier[STEPS]
-        self._seconds[STOPPED] += gap
+        self._seconds, self._saved = earlier, earlier[_STEPS]
+        self._seconds[_STOPPED] += gap

@@ -1,7 +1,8 @@
 import pytest
 
-from lingvo_moe.training import goodput
+from lingvo_moe.training import phases
 from lingvo_moe.training.goodput import Goodput
+from lingvo_moe.training.phases import Phases
 
 
 class Clock:
@@ -16,13 +17,14 @@ def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
     clock = Clock()
     run = Goodput(tmp_path / "goodput.json", clock, clock)
     clock.seconds = 10
-    run.enter(goodput.STEPS)
+    now = Phases(run)
+    now.enter(phases.STEPS)
     clock.seconds += 20
-    with run.during(goodput.INPUT):
+    with now.during(phases.INPUT):
         clock.seconds += 5
     clock.seconds += 20
     saved = run.save()
-    with run.during(goodput.SAVING):
+    with now.during(phases.SAVING):
         clock.seconds += 1
     saved()
     clock.seconds += 20
@@ -36,7 +38,7 @@ def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
     clock.seconds = 95  # killed some time before; started again
     again = Goodput(tmp_path / "goodput.json", clock, clock)
     clock.seconds = 100
-    again.enter(goodput.STEPS)
+    again.enter(phases.STEPS)
     seconds = {kind: round(100 * share, 6) for kind, share in again.shares().items() if share}
     assert seconds == {
         "starting": 15, "steps": 44, "input": 5, "saving": 1, "lost steps": 20, "stopped": 15
@@ -52,29 +54,11 @@ def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        '{"seconds": 3, "until": 1}',
-        '{"seconds": {"steps": -1, "input": 9}, "until": null}',
-        '{"seconds": {"steps": 1e308, "input": 1e308}, "until": null}',
-        '{"seconds": {}, "until": -1e999}',
-    ],
-)
-def test_a_damaged_file_counts_as_none(tmp_path, content):
-    (tmp_path / "goodput.json").write_text(content)
-    clock = Clock()
-    run = Goodput(tmp_path / "goodput.json", clock, clock)
-    clock.seconds = 1.0
-    assert run.shares()["starting"] == 1.0
-
-
 def test_steps_after_the_start_of_a_save_are_lost_with_it(tmp_path):
     """A checkpoint has the first 10 s. Its save ends 5 s later; the next one never does."""
     clock = Clock()
     run = Goodput(None, clock, clock)
-    run.enter(goodput.STEPS)
+    run.enter(phases.STEPS)
     clock.seconds = 10
     saved = run.save()
     clock.seconds = 15
@@ -91,16 +75,9 @@ def test_steps_after_the_start_of_a_save_are_lost_with_it(tmp_path):
 def test_the_time_after_a_run_counts_if_it_did_not_finish(tmp_path, finished, stopped):
     clock = Clock()
     run = Goodput(tmp_path / "goodput.json", clock, clock)
-    run.enter(goodput.STEPS)
+    run.enter(phases.STEPS)
     clock.seconds = 10
     run.end(finished)
     clock.seconds = 20
     shares = Goodput(tmp_path / "goodput.json", clock, clock).shares()
     assert (shares["steps"], shares["stopped"]) == (1 - stopped, stopped)
-
-
-def test_what_a_kill_left_while_the_file_was_written_is_removed(tmp_path):
-    left = tmp_path / ".goodput.json.partial-123"
-    left.write_text("{")
-    Goodput(tmp_path / "goodput.json")
-    assert not left.exists()

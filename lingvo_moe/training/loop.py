@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,19 +12,15 @@ import numpy as np
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.progress import hours
 from lingvo_moe.core.progress import report as print_line
-from lingvo_moe.training import goodput
+from lingvo_moe.training import goodput, phases
 from lingvo_moe.training.checkpoint import NO_BEST, Best, Checkpoint, Checkpointer, Retention
 from lingvo_moe.training.criteria import Criterion, DevLoss
 from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.meter import NO_RECORDER, Meter, Recorder
+from lingvo_moe.training.phases import Phases
 from lingvo_moe.training.process import ALONE, Process
-from lingvo_moe.training.recovery import (
-    CURE,
-    NotFiniteError,
-    SkippedSteps,
-    describe_not_finite,
-)
+from lingvo_moe.training.recovery import CURE, SkippedSteps
 from lingvo_moe.training.saver import Saver
 from lingvo_moe.training.signals import deferred
 from lingvo_moe.training.step import Compiling
@@ -48,8 +43,6 @@ class Runtime(Protocol):
 
     def train(self, batch: Mapping[str, np.ndarray], compiling: Compiling) -> NestedMap: ...
 
-    def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]: ...
-
 
 class BatchSource(Protocol):
     """The part of an input that the loop uses; `state` is that after the last returned batch."""
@@ -67,13 +60,11 @@ class Evaluation(NamedTuple):
     Attributes:
         scalars: by TensorBoard tag; "dev/loss" and what train.best_by needs are among them.
         text: for the progress line.
-        images: PNG by TensorBoard tag.
         warnings: lines to report.
     """
 
     scalars: dict[str, float]
     text: str
-    images: Mapping[str, bytes] = MappingProxyType({})
     warnings: Sequence[str] = ()
 
 
@@ -142,8 +133,8 @@ def train(
             state is initialized or restored. Nothing in logdir is written before it.
 
     Raises:
-        NotFiniteError: too many steps were not finite.
-        FloatingPointError: the state is not finite; earlier checkpoints are finite.
+        FloatingPointError: too many steps were not finite, or the state is not finite; earlier
+            checkpoints are finite.
         OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
@@ -159,18 +150,19 @@ class _Loop:
     ):
         self.runtime, self.batches, self.params = runtime, batches, params
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
-        keep = Retention(params.keep_checkpoints, params.keep_every_steps, params.keep_every_hours)
+        keep = Retention(params.keep_checkpoints, params.keep_every_steps)
         self.checkpoints = Checkpointer(logdir / "checkpoints", keep, process)
         self.saver = Saver(self.checkpoints, params.background_saves)
         self.watchdog = Watchdog(params.stall_seconds, process.warns(report))
         self.goodput = Goodput(None if process.index else logdir / goodput.FILE)
+        self.phases = Phases(self.goodput, self.watchdog)
         self.logdir, self.process = logdir, process
         self.recorder, self.interruption = recorder, Interruption(process)
         self.meter = Meter(recorder)
         self.step, self.saved_step, self.best = 0, None, NO_BEST
         self.started_at = 0  # step
         self.is_sound = True  # False after a step that failed, which may have changed some weights
-        self.skips = SkippedSteps(params.skip_limit, params.most_returns)
+        self.skips = SkippedSteps(params.skip_limit)
         self.evaluation_seconds = 0.0  # of the last evaluation and its checkpoint
 
     @property
@@ -208,7 +200,7 @@ class _Loop:
             None if self.process.index else self.logdir / "events", self.report
         )
         self.events.restart(self.step + 1)
-        self.goodput.enter(goodput.STEPS)
+        self.phases.enter(phases.STEPS)
         try:
             while not (finished := self._is_finished()):
                 if signal := self.interruption.agreed(received()):
@@ -253,15 +245,12 @@ class _Loop:
         return patience is not None and self.best.evaluations_since >= patience
 
     def _take_step(self):
-        with self._phase(goodput.INPUT, "waiting for the input"):
+        with self.phases.during(phases.INPUT):
             batch = self.batches.next_batch()
         self.is_sound = False
-        with self._phase(goodput.STEPS, f"in step {self.step + 1}"):
-            self.meter.add(self.runtime.train(batch, self._compiling))
-        self.batch = batch
+        self.meter.add(self.runtime.train(batch, self._compiling))
         self.step += 1
         self.is_sound = True
-        self.watchdog.enter(f"after step {self.step}")
 
     def _rescue(self):
         """After an error, saves the steps since the last save.
@@ -278,17 +267,11 @@ class _Loop:
     def _compiling(self):
         self.report("Compiling the step …")
         start = time.monotonic()
-        with self._phase(goodput.COMPILING, "compiling", watched=False):
+        with self.phases.during(phases.COMPILING):
             yield
         seconds = time.monotonic() - start
         self.meter.compiled(seconds)
         self.report(f"Compiled in {seconds:.0f} s.")
-
-    @contextlib.contextmanager
-    def _phase(self, kind, text, watched=True):
-        """Tells goodput and watchdog what a block does."""
-        with self.watchdog.during(text, watched), self.goodput.during(kind):
-            yield
 
     def _after_step(self, initialize):
         """Does what is due: a line, an evaluation, a save; or the return to a checkpoint."""
@@ -326,28 +309,19 @@ class _Loop:
         count, step = self.skips.in_a_row, self.step
         self.saver.wait()
         if self.skips.hopeless:
-            self._give_up()
+            raise FloatingPointError(
+                f"Training ends at step {step}: the last {count} steps were not finite, also after "
+                f"going back {self.skips.returns} times to step {self.last_saved}. {CURE}"
+            )
         self.report(
             f"The last {count} steps, up to step {step}, were not finite and were skipped. "
             f"Training goes back to step {self.last_saved} and continues with other data."
         )
         self.goodput.went_back()
-        with self._phase(goodput.STARTING, "reading a checkpoint", watched=False):
+        with self.phases.during(phases.STARTING):
             self._start(initialize, lambda checkpoint: self.runtime.restore(checkpoint.tensors))
         self.events.restart(self.step + 1)
         self.skips.went_back()
-
-    def _give_up(self):
-        """Raises the diagnosis of the last step."""
-        found = describe_not_finite(self.runtime.count_not_finite(self.batch))
-        returns = self.skips.returns
-        times = "once" if returns == 1 else f"{returns} times"
-        back = f", also after going back {times} to step {self.last_saved}" if returns else ""
-        raise NotFiniteError(
-            f"Training ends at step {self.step}: the last {self.skips.in_a_row} steps were not "
-            f"finite{back}. In the last batch: {found}. {CURE}",
-            self.step,
-        )
 
     def _log(self):
         if self.meter.is_empty:
@@ -383,15 +357,13 @@ class _Loop:
     def _evaluate(self):
         start = time.monotonic()
         self._log()
-        with self._phase(goodput.EVALUATION, "evaluating", watched=False):
+        with self.phases.during(phases.EVALUATION):
             evaluation = self.evaluate(self.step)
         if evaluation is not None:
             self.report(f"step {self.step}  {evaluation.text}")
             for line in evaluation.warnings:
                 self.report(line)
             self.events.scalars(self.step, evaluation.scalars)
-            for tag, png in evaluation.images.items():
-                self.events.image(self.step, tag, png)
             by = self.params.best_by
             if by.is_better(loss := float(by.loss(evaluation.scalars)), self.best.loss):
                 self.best = Best(self.step, loss)
@@ -407,7 +379,7 @@ class _Loop:
         self.recorder.save()
         state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
         saved = self.goodput.save()
-        with self._phase(goodput.SAVING, "saving"):
+        with self.phases.during(phases.SAVING):
             self.saver.save(self.step, {**self.runtime.state(), **state}, self.best, saved)
         self.saved_step = self.step
         self.skips.saved()
@@ -422,7 +394,7 @@ class _Loop:
             )
         if self.step != self.saved_step and (finished or self._may_save()):
             self._save()
-        with self._phase(goodput.SAVING, "writing the last checkpoint"):
+        with self.phases.during(phases.SAVING):
             self.saver.wait()
         if self.step != self.saved_step:
             self.goodput.went_back()

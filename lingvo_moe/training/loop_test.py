@@ -23,9 +23,7 @@ from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
 from lingvo_moe.training.meter import NO_RECORDER, Recorder
 from lingvo_moe.training.process import ALONE, Process
-from lingvo_moe.training.recovery import NotFiniteError
 from lingvo_moe.training.train_params import TrainParams
-from lingvo_moe.training.watchdog import Watchdog
 
 
 class Sum:
@@ -65,9 +63,6 @@ class Sum:
             return NestedMap(nll=0.0, tokens=0.0, skipped_steps=1.0)
         self.total = self.total + batch["x"]
         return NestedMap(nll=np.float64(self.total), tokens=2.0, skipped_steps=0.0)
-
-    def count_not_finite(self, batch):
-        return {"sums/nll": 0.0, "gradient/a": 0.0, "gradient/total": 3.0}
 
 
 class Counting:
@@ -180,16 +175,10 @@ def test_a_second_program_compiles_too(tmp_path, monkeypatch):
     """Steps 3 and 7 are of a second program: 8 s of steps, twice 30 s of compiling and a step."""
     clock = _slow(monkeypatch)
     monkeypatch.setattr(Sum, "second", (3, 7))
-    phases = []
     monkeypatch.setattr(loop, "Goodput", lambda path: Goodput(path, lambda: clock[0]))
-    enter = Watchdog.enter
-    monkeypatch.setattr(
-        Watchdog, "enter", lambda self, *phase: (phases.append(phase), enter(self, *phase))[1]
-    )
     _, _, lines = _train(tmp_path)
     assert lines.count("Compiled in 30 s.") == 2
     assert "Goodput 11.8 % of the wall clock in useful steps; compiling 88.2 %" in lines
-    assert phases.count(("compiling", False)) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -204,14 +193,6 @@ def test_a_signal_saves_and_the_same_call_resumes_exactly(tmp_path, number, caps
     total, result, lines = _train(tmp_path)
     assert lines[0] == "Resuming from step 4."
     assert (total, result.step, result.finished, result.signal) == (55, 10, True, None)
-
-
-def test_fewer_steps_than_were_taken(tmp_path):
-    _train(tmp_path)
-    total, result, lines = _train(tmp_path, max_steps=4)
-    assert (total, result.step) == (55, 10)
-    nothing = "has 10 steps already, more than train.max_steps=4: nothing is trained. Raise "
-    assert lines[1] == f"{tmp_path} {nothing}train.max_steps to go on."
 
 
 def test_a_signal_at_the_last_step_is_told_too(tmp_path):
@@ -301,12 +282,6 @@ def test_whoever_of_several_processes_is_interrupted_all_stop_at_one_step():
     assert _steps_asked(lambda step: -signal.SIGTERM if step > 50 else 1000) == stopped
     mine = _steps_asked(lambda step: 1000, lambda step: signal.SIGTERM if step > 50 else None)
     assert mine == stopped
-
-
-def test_a_finished_run_does_nothing_more(tmp_path):
-    _train(tmp_path)
-    total, result, _ = _train(tmp_path)
-    assert (total, result.step, result.finished) == (55, 10, True)
 
 
 def test_patience_ends_training_and_outlives_a_restart(tmp_path):
@@ -404,14 +379,9 @@ def test_while_steps_are_skipped_nothing_is_saved_or_evaluated(tmp_path):
     assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
 
 
-def test_if_that_does_not_help_training_ends_with_a_diagnosis(tmp_path):
-    message = (
-        r"Training ends at step 7: the last 2 steps were not finite, also after going back 2 times "
-        r"to step 5\. In the last batch: the loss is finite; not finite in the gradients of 1 of 2 "
-        r"weights: total\. Try a lower learning rate"
-    )
+def test_if_that_does_not_help_training_ends(tmp_path):
     for _ in range(2):  # the second run goes the same way
-        with pytest.raises(NotFiniteError, match=message):
+        with pytest.raises(FloatingPointError, match="lower learning"):
             _train(tmp_path, batches=_negative(*range(6, 99)), log_every=1, skip_limit=2)
     assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
 
@@ -473,10 +443,3 @@ def test_a_recorder_sees_each_step_once_and_saves_with_checkpoints(tmp_path):
     seen.clear()
     _train(tmp_path, max_steps=9, **every)
     assert seen == [*sums[7:9], "save"]
-
-
-def test_the_best_evaluation_as_text():
-    assert TrainResult(9, True, 6, 1.25, None).best == "best dev loss 1.250 at step 6"
-    assert TrainResult(9, True, None, math.inf, None).best == "no dev loss was measured"
-    none = TrainResult(9, True, None, math.inf, None, DevBleu())
-    assert none.best == "no dev BLEU was measured"

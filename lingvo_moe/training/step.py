@@ -171,23 +171,6 @@ class TrainStep:
             done, step = finite & fits, state.step + tf.cast(fits, tf.int64)
         return choose(done, new, state)._replace(step=step), metrics
 
-    def count_not_finite(self, state: TrainState, batch: NestedMap) -> NestedMap:
-        """Repeats a skipped step and counts the elements that are not finite, float32 [] each.
-
-        Args:
-            state: after a skipped step.
-            batch: that of the step.
-
-        Returns:
-            A tree with `sums`, the task's metrics, and `gradient`, a tree like the trained weights.
-        """
-        seed = fold_in([self.seed, 0], tf.cast(state.step - 1, tf.int32))
-        theta, fixed = self.optimizer.split(state.theta, self.task.weights())
-        sums = self._gradients(theta, fixed, batch, seed)
-        return NestedMap(sums=sums.metrics, gradient=sums.grads).map(
-            lambda x: tf.reduce_sum(tf.cast(~tf.math.is_finite(x), tf.float32))
-        )
-
     def _gradients(self, theta, fixed, batch, seed):
         weights = self.task.weights()
         specs, _ = self.optimizer.split(weights, weights)

@@ -98,11 +98,6 @@ def test_a_step_that_is_not_finite_changes_only_the_number_of_steps(w, compiled)
     assert metrics.errors == metrics.grad_norm == metrics.learning_rate == 0
 
 
-def test_where_a_step_is_not_finite():
-    counts = step_of(2).count_not_finite(state_of([1e38, 0.0]), NestedMap(x=tf.constant(rows())))
-    assert (counts.sums.errors, counts.sums.draw, counts.gradient.w) == (1, 0, 2)
-
-
 def test_what_overflows_one_micro_batch_changes_nothing():
     state, metrics = step_of(2, rung=2)(state_of([0.5, -1.0]), NestedMap(x=tf.constant(rows())))
     np.testing.assert_array_equal(state.theta.w, [0.5, -1.0])

@@ -1,9 +1,8 @@
-"""Writes scalars and pictures for TensorBoard: TFRecord files of Event protos."""
+"""Writes scalars for TensorBoard: TFRecord files of Event protos."""
 
 import contextlib
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,24 +47,14 @@ class SummaryWriter:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes values by tag ("train/loss") at a step and flushes."""
         value = tf.compat.v1.Summary.Value
-        self._write_values(step, [value(tag=t, simple_value=float(v)) for t, v in values.items()])
-
-    def image(self, step: int, tag: str, png: bytes) -> None:
-        """Writes a PNG file's bytes at a step and flushes."""
-        width, height = struct.unpack(">II", png[16:24])  # of the header chunk, which comes first
-        image = tf.compat.v1.Summary.Image(
-            width=width, height=height, colorspace=3, encoded_image_string=png
-        )
-        self._write_values(step, [tf.compat.v1.Summary.Value(tag=tag, image=image)])
+        points = [value(tag=t, simple_value=float(v)) for t, v in values.items()]
+        self._write(step=step, summary=tf.compat.v1.Summary(value=points))
 
     def close(self) -> None:
         """Closes the file."""
         if self._writer is not None:
             with self._warn_on_failure():
                 self._writer.close()
-
-    def _write_values(self, step, values):
-        self._write(step=step, summary=tf.compat.v1.Summary(value=values))
 
     def _write(self, **fields):
         if self._writer is None:

@@ -19,7 +19,6 @@ class TrainParams(Params):
         background_saves: whether a thread writes checkpoints while steps continue. It needs host
             memory for a copy of the part that the process writes.
         keep_every_steps: checkpoints of multiples of this step are kept forever; None for none.
-        keep_every_hours: one checkpoint is kept forever every so many hours; None for none.
         stall_seconds: a longer wait for the input, a step or a save is reported, with the stack
             traces of all threads; None for no report.
         best_by: which evaluation is the best; its checkpoint is used after training.
@@ -32,8 +31,6 @@ class TrainParams(Params):
         clip_norm: bound > 0 on the gradient's global norm; None for none.
         skip_limit: after this number of steps in a row that are not finite, and so are skipped,
             training returns to the last checkpoint and continues with other data.
-        most_returns: training ends after it has returned this number of times in a row to the same
-            checkpoint.
         micro_batches: number of parts of a batch's rows; the gradients of the parts are summed.
         seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
     """
@@ -45,7 +42,6 @@ class TrainParams(Params):
     keep_checkpoints: PositiveInt = 3
     background_saves: bool = True
     keep_every_steps: PositiveInt | None = None
-    keep_every_hours: PositiveFloat | None = None
     stall_seconds: PositiveFloat | None = 600.0
     best_by: Criterion = DevLoss()
     patience: PositiveInt | None = None
@@ -53,7 +49,6 @@ class TrainParams(Params):
     source_use_sentences: NonNegativeInt = 1000
     clip_norm: PositiveFloat | None = None
     skip_limit: PositiveInt = 10
-    most_returns: NonNegativeInt = 2
     micro_batches: PositiveInt = 1
     seed: NonNegativeInt = 1
 

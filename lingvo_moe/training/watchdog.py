@@ -1,11 +1,12 @@
 """Reports when training stalls, with the stack traces of all threads."""
 
-import contextlib
 import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+
+from lingvo_moe.training.phases import STARTING, Phase
 
 
 class Watchdog:
@@ -29,8 +30,7 @@ class Watchdog:
             clock: returns seconds.
         """
         self._seconds, self._report, self._clock = seconds, report, clock
-        self._phase, self._since, self._stalled = "", clock(), False
-        self._watched = False
+        self._phase, self._since, self._stalled = STARTING, clock(), False
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -44,40 +44,26 @@ class Watchdog:
         if self._thread.is_alive():
             self._thread.join()
 
-    def enter(self, phase: str, watched: bool = True) -> None:
-        """Begins a phase.
-
-        Args:
-            phase: such as "waiting for the input".
-            watched: False for a phase that may take any time, such as compiling.
-        """
+    def enter(self, phase: Phase) -> None:
+        """Begins a phase."""
         with self._lock:
             now = self._clock()
             if self._stalled:
-                self._report(f"Training goes on after {now - self._since:.0f} s {self._phase}.")
-            self._phase, self._since = phase, now
-            self._stalled, self._watched = False, watched
-
-    @contextlib.contextmanager
-    def during(self, phase: str, watched: bool = True) -> Iterator[None]:
-        """A phase that lasts as long as the block; see `enter`."""
-        before = self._phase, self._watched
-        self.enter(phase, watched)
-        try:
-            yield
-        finally:
-            self.enter(*before)
+                self._report(
+                    f"Training goes on after {now - self._since:.0f} s {self._phase.text}."
+                )
+            self._phase, self._since, self._stalled = phase, now, False
 
     def check(self) -> None:
         """Reports a stall; the thread calls it."""
         with self._lock:
             waited = self._clock() - self._since
             limit = self._seconds
-            if limit is None or self._stalled or not self._watched or waited < limit:
+            if limit is None or self._stalled or not self._phase.watched or waited < limit:
                 return
             self._stalled = True
             self._report(
-                f"warning: Training stalls: {waited:.0f} s {self._phase} (train.stall_seconds="
+                f"warning: Training stalls: {waited:.0f} s {self._phase.text} (train.stall_seconds="
                 f"{limit:g}). Stack traces of all threads:\n{stack_traces()}"
             )
 

@@ -1,0 +1,58 @@
+"""What training does at each moment; goodput and the watchdog listen."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+
+class Phase(NamedTuple):
+    """A kind of work.
+
+    Attributes:
+        name: as goodput counts it.
+        text: what the watchdog says, such as "waiting for the input".
+        watched: False for one that may take any time.
+    """
+
+    name: str
+    text: str
+    watched: bool = True
+
+
+STEPS = Phase("steps", "in a step")
+COMPILING = Phase("compiling", "compiling", watched=False)
+INPUT = Phase("input", "waiting for the input")
+SAVING = Phase("saving", "saving")
+EVALUATION = Phase("evaluation", "evaluating", watched=False)
+STARTING = Phase("starting", "starting", watched=False)
+PHASES = (STEPS, COMPILING, INPUT, SAVING, EVALUATION, STARTING)
+
+
+class Listener(Protocol):
+    """What hears of phases."""
+
+    def enter(self, phase: Phase) -> None:
+        """A phase begins, and the one before ends."""
+
+
+class Phases:
+    """Tells listeners which phase it is, from STARTING on."""
+
+    def __init__(self, *listeners: Listener):
+        self._now, self._listeners = STARTING, listeners
+
+    def enter(self, phase: Phase) -> None:
+        """Begins a phase."""
+        self._now = phase
+        for listener in self._listeners:
+            listener.enter(phase)
+
+    @contextlib.contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """A phase that lasts as long as the block; then the one before goes on."""
+        before = self._now
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
