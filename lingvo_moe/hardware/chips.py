@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
-from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, Rule
+from lingvo_moe.core.fields import Params, PositiveFloat, Rule
 from lingvo_moe.core.files import read_json
 from lingvo_moe.hardware.links import Interconnect, Line, Measured, Switched, Torus
 
@@ -35,21 +35,6 @@ MEASURED = Efficiency(matmul=1.0, memory=1.0, network=1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Host(Params):
-    """The machine that holds some devices and runs one process for them.
-
-    Attributes:
-        devices: number of devices of one host.
-        packing: target tokens per second that one of its cores packs (docs/benchmarks.md).
-        copy: bytes/s from each device to the memory of its host while all devices copy.
-    """
-
-    devices: PositiveInt = 8
-    packing: PositiveFloat = 460_000.0
-    copy: PositiveFloat = 2 * GB  # four devices share a PCIe 3 link of 16 lanes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware(Params):
     """One kind of device.
 
@@ -62,7 +47,6 @@ class Hardware(Params):
         wire_bytes: activation dtype -> bytes of an element in AllToAlls between matrix products.
             TPU compilers send bfloat16, because the matrix unit rounds its operands to it.
         efficiency: the share of these peaks that programs reach.
-        host: the machine that holds the device.
     """
 
     description: str
@@ -74,7 +58,6 @@ class Hardware(Params):
         default_factory=lambda: {"float32": 4, "bfloat16": 2}
     )
     efficiency: Efficiency = Efficiency()
-    host: Host = Host()
 
     def __post_init__(self):
         super().__post_init__()
@@ -90,11 +73,6 @@ _TPU_HOP = 1 * US
 # A step of a ring by NVLink in NCCL's own model (src/graph/tuning.cc); ten microseconds by network
 # are assumed.
 _GPU_HOPS = {"local_hop": 3.4 * US, "remote_hop": 10 * US}
-# Four chips, each one device (cloud.google.com/tpu/docs/v4 and v5p).
-_TPU_HOST = Host(devices=4)
-# Every GPU has its own PCIe link of 16 lanes: 31.5 GB/s for PCIe 4, 63 for PCIe 5. Programs reach
-# 80 % of it.
-_PCIE_4, _PCIE_5 = Host(copy=25 * GB), Host(copy=50 * GB)
 
 HARDWARE = {
     # Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks", CACM
@@ -119,7 +97,6 @@ HARDWARE = {
         bandwidth=1200 * GB,
         interconnect=Torus(dims=3, link=50 * GB, hop=_TPU_HOP),
         wire_bytes=_TPU_WIRE,
-        host=_TPU_HOST,
     ),
     # cloud.google.com/tpu/docs/v5p: 459 TFLOP/s, 95 GB, 2765 GB/s, 4800 Gbit/s of six links in a
     # 3-D torus, so 100 GB/s a link and direction.
@@ -130,7 +107,6 @@ HARDWARE = {
         bandwidth=2765 * GB,
         interconnect=Torus(dims=3, link=100 * GB, hop=_TPU_HOP),
         wire_bytes=_TPU_WIRE,
-        host=_TPU_HOST,
     ),
     # NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s bfloat16, 156 TF32 (what TensorFlow makes of
     # float32 products), 2039 GB/s, NVLink 600 GB/s both directions together. DGX A100: a 200 Gbit/s
@@ -141,7 +117,6 @@ HARDWARE = {
         memory=80 * GB,
         bandwidth=2039 * GB,
         interconnect=Switched(node=8, local=300 * GB, remote=25 * GB, **_GPU_HOPS),
-        host=_PCIE_4,
     ),
     # NVIDIA H100 SXM data sheet, no sparsity: 989 TFLOP/s bfloat16, 495 TF32, 3350 GB/s, NVLink
     # 900 GB/s both directions together. DGX H100: a 400 Gbit/s adapter a GPU.
@@ -151,7 +126,6 @@ HARDWARE = {
         memory=80 * GB,
         bandwidth=3350 * GB,
         interconnect=Switched(node=8, local=450 * GB, remote=50 * GB, **_GPU_HOPS),
-        host=_PCIE_5,
     ),
     # NVIDIA H200 SXM data sheet: the H100's processors with 141 GB at 4800 GB/s.
     "h200": Hardware(
@@ -160,7 +134,6 @@ HARDWARE = {
         memory=141 * GB,
         bandwidth=4800 * GB,
         interconnect=Switched(node=8, local=450 * GB, remote=50 * GB, **_GPU_HOPS),
-        host=_PCIE_5,
     ),
     # Two 256-bit fused multiply-adds a cycle (Intel's optimization manual, Haswell and later: 32
     # float32 FLOP) at 3 GHz; bfloat16 is emulated at that speed at best. A core's share of a common
@@ -178,7 +151,6 @@ HARDWARE = {
             local_hop=10 * US,
             remote_hop=50 * US,
         ),
-        host=Host(devices=16, copy=5 * GB),
     ),
 }
 
@@ -220,6 +192,5 @@ def _from_json(answer: dict[str, Any]) -> Hardware:
         | {
             "interconnect": Measured(lines=lines),
             "efficiency": Efficiency(**answer["efficiency"]),
-            "host": Host(**answer.get("host", {})),
         }
     )

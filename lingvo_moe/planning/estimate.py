@@ -1,7 +1,6 @@
 """Time from counts: each part of a step against the roofline of a device (Williams et al. 2009)."""
 
 import dataclasses
-import math
 
 from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.hardware.links import group
@@ -48,42 +47,6 @@ class Estimate:
         return TOKENS / self.tokens_per_second / YEAR * self.costs.devices
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HostTimes:
-    """The times of input and saving on the hosts.
-
-    Attributes:
-        packing: seconds that one core needs to pack its host's part of a batch. It does so while
-            the step before runs.
-        copy: seconds that a save stops the steps, to copy the state to the memory of the hosts.
-        steps: number of steps between two saves.
-    """
-
-    packing: float
-    copy: float
-    steps: int
-
-    def step_seconds(self, device: float) -> float:
-        """Seconds per step with input and saving, where the devices need `device` seconds."""
-        return max(device, self.packing) + self.copy / self.steps
-
-
-def host_times(costs: Costs, hardware: Hardware, steps: int) -> HostTimes:
-    """The times of the hosts.
-
-    Args:
-        costs: the counts. Each host packs an equal part of the batch, which needs
-            input.virtual_shards that are a multiple of the hosts.
-        hardware: the device.
-        steps: number of steps between two saves.
-    """
-    host, state = hardware.host, costs.memory.weights + costs.memory.optimizer
-    hosts = math.ceil(costs.devices / host.devices)
-    return HostTimes(
-        packing=costs.tokens / hosts / host.packing, copy=state / host.copy, steps=steps
-    )
-
-
 def estimate(costs: Costs, hardware: Hardware, dtype: str) -> Estimate:
     """The time of a step, part by part.
 
@@ -91,9 +54,6 @@ def estimate(costs: Costs, hardware: Hardware, dtype: str) -> Estimate:
         costs: the counts.
         hardware: the device.
         dtype: of activations.
-
-    Raises:
-        ValueError: no speed of matrix products is known for the dtype.
     """
     seconds = dict.fromkeys(PARTS, 0.0)
     for work in costs.work:
@@ -109,16 +69,7 @@ def estimate(costs: Costs, hardware: Hardware, dtype: str) -> Estimate:
 
 
 def work_seconds(work: Computation, hardware: Hardware, dtype: str) -> float:
-    """The longer of its compute time and its memory time.
-
-    Raises:
-        ValueError: no speed of matrix products is known for the dtype.
-    """
-    if dtype not in hardware.matmul:
-        raise ValueError(
-            f"No speed of {dtype} products is known for {hardware.description}, only of "
-            f"{', '.join(hardware.matmul)}; set activation_dtype or choose other hardware."
-        )
+    """The longer of its compute time and its memory time."""
     return max(
         work.flops / (hardware.matmul[dtype] * hardware.efficiency.matmul),
         work.bytes / (hardware.bandwidth * hardware.efficiency.memory),

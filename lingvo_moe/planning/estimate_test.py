@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from lingvo_moe.hardware.chips import MEASURED, Efficiency, Hardware, Host
+from lingvo_moe.hardware.chips import MEASURED, Efficiency, Hardware
 from lingvo_moe.hardware.links import Torus
 from lingvo_moe.planning.costs import Costs, Memory
-from lingvo_moe.planning.estimate import estimate, host_times
+from lingvo_moe.planning.estimate import estimate
 from lingvo_moe.planning.share import Communication, Computation
 from lingvo_moe.sharding.annotations import Mesh
 
@@ -56,13 +56,3 @@ def test_efficiency_divides():
     assert half.seconds == pytest.approx(
         {"attention": 60.0, "optimizer": 20.0, "gradients": 2 * (3.75 + 3)}
     )
-
-
-def test_input_and_saving_by_hand():
-    # 16 devices are on 4 hosts; each packs 250 tokens, 25 a second. A save copies 3 bytes, 2 a
-    # second, every 5 steps.
-    device = dataclasses.replace(DEVICE, host=Host(devices=4, packing=25.0, copy=2.0))
-    times = host_times(COSTS, device, steps=5)
-    assert (times.packing, times.copy) == (10.0, 1.5)
-    assert times.step_seconds(16.0) == pytest.approx(16.3)  # packing is hidden
-    assert times.step_seconds(4.0) == pytest.approx(10.3)  # packing sets the pace

@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.core import plugins
-from lingvo_moe.hardware.chips import find_hardware
-from lingvo_moe.planning.alternatives import HAND, SearchReport
-from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, apply_strategy
+from lingvo_moe.planning.search import HAND, ROOM, Found, Strategy, apply_strategy
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.params import TranslationParams
 
 GB = 1e9
-_TEXTS = ("", "mesh", "split", "split between steps", "remat", "sums")
-_NUMBERS = ("step ms", "", "GB", "sent GB", "")
 _LETTERS = {"heads": "A", "hidden": "H", "vocabulary": "V", "rest": "e"}
+_SUMS = {None: "–", True: "late", False: "each"}
 
 
 def overrides(params: TranslationParams, strategy: Strategy) -> list[str]:
@@ -61,92 +58,12 @@ def _sharding_text(sharding: ShardingParams) -> str:
     return f"{type(sharding).__name__}({', '.join(given)})"
 
 
-def rows(report: SearchReport) -> list[tuple[str, Priced | str]]:
-    """Name and cost, or the reason if the model cannot be split so; the chosen strategy first."""
-    found = report.found
+def search_to_json(found: Found) -> list[dict[str, Any]]:
+    """A dict for each strategy, the chosen one first, in SI units and bytes."""
     second = [("second", found.runner_up), ("without the limit", found.fastest)]
     others = [(name, one) for name, one in second if one and one != found.best]
-    return [("chosen", found.best), *others, *report.alternatives.items()]
-
-
-def format_search(model: str, hardware: str, devices: int, report: SearchReport) -> str:
-    """The chosen strategy, alternatives, and the time of each part of the model."""
-    device, best = find_hardware(hardware), report.found.best
-    table, refusals = [], []
-    for name, priced in rows(report):
-        if isinstance(priced, str):
-            refusals.append(f"{name} is not possible: {priced}")
-            continue
-        strategy = priced.strategy
-        table.append(
-            (
-                name,
-                str(strategy.mesh),
-                _cut(strategy),
-                at_rest(strategy),
-                "yes" if strategy.remat else "no",
-                sums(strategy),
-                f"{1e3 * priced.seconds:.1f}",
-                f"{priced.seconds / best.seconds:.2f}x",
-                f"{priced.bytes / GB:.2f}",
-                f"{priced.sent / GB:.2f}",
-                "" if priced.fits else "OUT OF MEMORY",
-            )
-        )
-    return "\n".join(
-        [
-            f"{model} on {devices} x {hardware}, the fastest of {report.found.considered:,} "
-            f"strategies that take {ROOM:.0%} of {device.memory / GB:.1f} GB or less",
-            *_limit(report.found),
-            "",
-            Table(_TEXTS + _NUMBERS, table, texts=len(_TEXTS)).to_text(),
-            *refusals,
-            "",
-            _parts(best, report).to_text(),
-        ]
-    )
-
-
-def _limit(found: Found) -> list[str]:
-    """A line on the limit of bytes, and whether the chosen strategy is within it."""
-    if found.max_sent == math.inf:
-        return []
-    line = f"and send {found.max_sent / GB:.2f} GB per step or less"
-    return [line + ("" if found.within else "; none of them fits, so the one that sends least")]
-
-
-def _parts(best: Priced, report: SearchReport) -> Table:
-    """Time by part, compared with the paper's annotation."""
-    hand = report.alternatives[HAND]
-    shown = {"chosen": best} | ({HAND: hand} if isinstance(hand, Priced) else {})
-    parts = dict.fromkeys(part for one in shown.values() for part in one.estimate.seconds)
-    cells = [
-        (part, *(f"{1e3 * one.estimate.seconds.get(part, 0.0):.1f}" for one in shown.values()))
-        for part in parts
-    ]
-    return Table(("ms of a step", *shown), cells)
-
-
-def _cut(strategy: Strategy) -> str:
-    return "".join(_LETTERS[c.group] for c in strategy.choices if c.cut) or "–"
-
-
-def sums(strategy: Strategy) -> str:
-    """When gradients of micro-batches are summed over devices: "late" or "each"."""
-    return {None: "–", True: "late", False: "each"}[strategy.late]
-
-
-def at_rest(strategy: Strategy) -> str:
-    """The additional splits of weights between steps, as text."""
-    spread = ",".join(_LETTERS[c.group] for c in strategy.choices if c.spread)
-    parts = ["M over data"] * strategy.zero + [f"{spread} over expert"] * bool(spread)
-    return ", ".join(parts) or "–"
-
-
-def search_to_json(report: SearchReport) -> list[dict[str, Any]]:
-    """A dict for each of `rows`, in SI units and bytes."""
     result: list[dict[str, Any]] = []
-    for name, priced in rows(report):
+    for name, priced in [("chosen", found.best), *others, *found.alternatives.items()]:
         if isinstance(priced, str):
             result.append({"name": name, "refused": priced})
             continue
@@ -155,6 +72,8 @@ def search_to_json(report: SearchReport) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "mesh": strategy.mesh.sizes,
+                "split": "".join(_LETTERS[group] for group in strategy.cut) or "–",
+                "split_at_rest": at_rest(strategy),
                 "sharding": _sharding_text(strategy.sharding),
                 "remat": strategy.remat,
                 "late_sums": strategy.late,
@@ -165,8 +84,65 @@ def search_to_json(report: SearchReport) -> list[dict[str, Any]]:
                 "sent": dict(costs.sent),
             }
         )
-        if priced is report.found.best:
-            most = report.found.max_sent
-            limit = {"bytes": most if math.isfinite(most) else None, "within": report.found.within}
-            result[-1]["sent_limit"] = limit
+    limit = found.max_sent if math.isfinite(found.max_sent) else None
+    result[0]["sent_limit"] = {"bytes": limit, "within": found.within}
     return result
+
+
+def at_rest(strategy: Strategy) -> str:
+    """The additional splits of weights between steps, as text."""
+    spread = ",".join(_LETTERS[group] for group in strategy.spread)
+    parts = ["M over data"] * strategy.zero + [f"{spread} over expert"] * bool(spread)
+    return ", ".join(parts) or "–"
+
+
+def format_search(title: str, found: Found) -> str:
+    """The chosen strategy, alternatives, and the time of each part of the model.
+
+    Args:
+        title: the model and the devices.
+        found: the result.
+    """
+    answers = search_to_json(found)
+    best, limit = answers[0], answers[0]["sent_limit"]
+    rows = [one for one in answers if "mesh" in one]
+    lines = [
+        f"{title}, the fastest of {found.considered:,} strategies that take {ROOM:.0%} of the "
+        f"memory or less"
+    ]
+    if limit["bytes"] is not None:
+        none = "" if limit["within"] else "; none of them fits, so the one that sends least"
+        lines.append(f"and send {limit['bytes'] / GB:.2f} GB per step or less{none}")
+    texts = ("", "mesh", "split", "split between steps", "remat", "sums")
+    cells = [
+        (
+            one["name"],
+            ",".join(f"{axis}:{size}" for axis, size in one["mesh"].items()),
+            one["split"],
+            one["split_at_rest"],
+            "yes" if one["remat"] else "no",
+            _SUMS[one["late_sums"]],
+            f"{1e3 * one['step_seconds']:.1f}",
+            f"{one['step_seconds'] / best['step_seconds']:.2f}x",
+            f"{sum(one['memory'].values()) / GB:.2f}",
+            f"{sum(one['sent'].values()) / GB:.2f}",
+            "" if one["fits"] else "OUT OF MEMORY",
+        )
+        for one in rows
+    ]
+    numbers = ("step ms", "", "GB", "sent GB", "")
+    shown = {one["name"]: one["seconds"] for one in rows if one["name"] in ("chosen", HAND)}
+    parts = [
+        (part, *(f"{1e3 * seconds.get(part, 0.0):.1f}" for seconds in shown.values()))
+        for part in dict.fromkeys(part for seconds in shown.values() for part in seconds)
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            Table(texts + numbers, cells, texts=len(texts)).to_text(),
+            *(f"{r['name']} is not possible: {r['refused']}" for r in answers if "refused" in r),
+            "",
+            Table(("ms of a step", *shown), parts).to_text(),
+        ]
+    )

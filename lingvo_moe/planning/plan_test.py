@@ -1,4 +1,3 @@
-import dataclasses
 import importlib.util
 import itertools
 import json
@@ -7,16 +6,9 @@ import pytest
 
 from lingvo_moe.core import plugins
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.hardware.chips import HARDWARE, Host
 from lingvo_moe.planning import plan as plan_module
-from lingvo_moe.planning.plan import Mesh, default_mesh, make_plan, sweep
-from lingvo_moe.planning.report import (
-    cause,
-    collective_rows,
-    format_plan,
-    plan_to_json,
-    sweep_table,
-)
+from lingvo_moe.planning.plan import Mesh, default_mesh, make_plan
+from lingvo_moe.planning.report import cause, collective_rows, format_plan, plan_to_json
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.runtimes.hlo import Collective
 from lingvo_moe.sharding.annotations import parse_mesh
@@ -76,14 +68,8 @@ def test_default_mesh():
     assert default_mesh(get_params("m4.T96L")) == Mesh(("data",), (1,))
 
 
-def test_bad_requests():
-    with pytest.raises(ValueError, match="Unknown hardware 'abacus'"):
-        make_plan("tiny.MoE", [], "abacus")
-    with pytest.raises(ValueError, match=r"'m4\.T96L' has none"):
-        sweep("m4.T96L", [], "tpu_v3")
-    with pytest.raises(ValueError, match="compiles for v3, v4, v5p; got --compile='v3:8x8'"):
-        sweep("m4.MoE128E12L", [], "tpu_v3", "v3:8x8")
-    with pytest.raises(ValueError, match="too few to split into"):
+def test_a_mesh_of_more_devices_than_experts():
+    with pytest.raises(ValueError, match="512 pieces"):
         make_plan("m4.MoE128E12L", [], "tpu_v3", Mesh(("expert",), (512,)))
 
 
@@ -92,7 +78,7 @@ def test_libtpu_is_asked_for(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "libtpu" else find(name)
     )
-    with pytest.raises(ValueError, match=r"needs libtpu.*pip install 'lingvo_moe\[tpu\]'"):
+    with pytest.raises(ValueError, match="needs libtpu"):
         compile_step("tiny.MoE", [], "v3:2x2")
 
 
@@ -110,7 +96,7 @@ def test_the_process_that_compiles_imports_plug_ins(tmp_path, monkeypatch):
     )
     plugins.import_plugins([str(file)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
-    with pytest.raises(ValueError, match=r"Topology 'v99:2x2': "):
+    with pytest.raises(ValueError, match="v99:2x2"):
         compile_step("my_plans.Tiny", [], "v99:2x2")
 
 
@@ -125,8 +111,6 @@ COMPILED = Compiled(
     alias_bytes=4 * 10**9,
     code_bytes=10**9,
     flops=1e12,
-    bytes_accessed=1e9,
-    optimal_seconds=None,
     collectives=(
         *[
             Collective(kind="all-to-all", bytes=2**20, groups=((0, 1),), op_name="jit(f)/a/b;x")
@@ -134,8 +118,6 @@ COMPILED = Compiled(
         ],
         Collective(kind="all-reduce", bytes=2**22, groups=(), op_name="jit(f)/gradient_tape/c"),
     ),
-    lower_seconds=1.0,
-    compile_seconds=2.0,
     compile_cpu_seconds=3.0,
     host_bytes=4 * 10**9,
 )
@@ -152,50 +134,13 @@ def test_what_the_compiler_says(monkeypatch):
     text = format_plan(plan)
     rows = [line.split() for line in text.splitlines()]
     assert ["all-to-all", "a/b", "3", "1.000", "2"] in rows
-    assert ["its", "own", "estimate", "none"] in rows
     assert json.loads(json.dumps(plan_to_json(plan)))["compiled"]["total_bytes"] == 10**10
-
-
-@pytest.mark.parametrize(
-    ("steps", "note"), [(0.5, "hidden"), (2.5, "longer than a step: pass --input_workers=3")]
-)
-def test_a_plan_says_whether_input_keeps_up(monkeypatch, steps, note):
-    """With a host that packs a batch in the time of this number of steps."""
-
-    def plan_with(packing):
-        device = dataclasses.replace(HARDWARE["tpu_v3"], host=Host(packing=packing))
-        monkeypatch.setitem(HARDWARE, "tpu_v3", device)
-        return make_plan("m4.MoE128E12L", ["train.checkpoint_every=7"], "tpu_v3")
-
-    slow = plan_with(1.0)  # a token per second
-    plan = plan_with(slow.hosts.packing / (steps * slow.estimate.step_seconds))
-    text = format_plan(plan)
-    (line,) = (line for line in text.splitlines() if line.startswith("packing by one core"))
-    assert line.endswith(f" {note}")
-    assert "every 7 steps" in text
-    numbers = plan_to_json(plan)
-    assert numbers["hosts"]["packing"] == pytest.approx(steps * numbers["step_seconds"])
-    step = max(numbers["step_seconds"], numbers["hosts"]["packing"]) + numbers["hosts"]["copy"] / 7
-    assert numbers["step_seconds_with_hosts"] == pytest.approx(step)
 
 
 def test_causes():
     name = "jit(call)/call_exported/jit(f)/call_tf/gradient_tape/encoder/layer_01/dispatch/Einsum_1"
     assert cause(f"{name};PartitionedCall/x") == "encoder/layer_01/dispatch/Einsum_1, gradient"
     assert cause("jit(f)") == "jit(f)"
-
-
-def test_sweep_table(monkeypatch):
-    monkeypatch.setattr(plan_module, "SWEEP", (8, 16))
-    plans = sweep("m4.MoE128E12L", [], "tpu_v3")
-    assert [p.mesh.shape for p in plans] == [(8,), (16,)]
-    rows = {p.estimate.costs.tokens / p.estimate.costs.devices for p in plans}
-    assert rows == {2**20 / 128}
-    both = [plans[0], dataclasses.replace(plans[1], compiled=COMPILED)]
-    text = sweep_table(both).to_text()
-    assert "device-years" in text
-    assert text.splitlines()[-1].endswith("10.000")  # the compiler's numbers of the second
-    assert "compiler" not in sweep_table(plans).to_text()
 
 
 @pytest.mark.parametrize(
@@ -223,21 +168,3 @@ def test_a_mesh_that_does_not_fit_the_model_has_a_warning(model, mesh, overrides
     assert bool(plan.unmet) == bool(reason)
     warning = f"Warning: this mesh does not fit the model: {reason}"
     assert (warning in format_plan(plan)) == bool(reason)
-
-
-def test_a_sweep_that_does_not_fit_is_an_error():
-    with pytest.raises(ValueError, match=r"--sweep: 2 rows a device on 8 devices do not fit: inp"):
-        sweep("tiny.MoE", [f"{MOE}.num_experts=24", "train.micro_batches=8"], "h100")
-
-
-def test_a_sweep_has_as_many_experts_in_the_decoder(monkeypatch):
-    monkeypatch.setattr(plan_module, "SWEEP", (16,))
-    fewer = ["model.moe.dispatcher=Einsum()", "model.moe.decoder_num_experts=8"]
-    one, other = (sweep("tiny.MoE", changes, "h100") for changes in (fewer[:1], fewer))
-    assert one[0].estimate == other[0].estimate
-
-
-def test_hosts_of_four_chips():
-    """Twice as many hosts pack the batch as if a host had eight devices."""
-    eight, four = (make_plan("m4.MoE128E12L", [], kind).hosts for kind in ("tpu_v3", "tpu_v4"))
-    assert four.packing == pytest.approx(eight.packing / 2)

@@ -18,39 +18,26 @@ feed-forward layer that is split by columns, then rows.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from lingvo_moe.hardware.chips import Hardware
-from lingvo_moe.layers.dispatch import Ragged, one_device
-from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
 from lingvo_moe.planning.costs import count_costs, memory_of
 from lingvo_moe.planning.estimate import Estimate, estimate, transfer_seconds, work_seconds
-from lingvo_moe.planning.share import BlockCost
+from lingvo_moe.planning.weights import Rules
 from lingvo_moe.sharding.annotations import Mesh, assignment
 from lingvo_moe.sharding.params import DATA_AND_EXPERT, Rule, ShardingParams, ZeRO, on_mesh
 from lingvo_moe.tasks.params import TranslationParams
 
 AXES = ("data", "expert", "model")
-_ZERO_RULES = ZeRO().state_rules
+HAND = "the paper's annotation"
 # The share of a device's memory that a strategy may need by our estimate. For models with experts
 # libtpu needs up to 1.11 times the estimate.
 ROOM = 0.9
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockChoice:
-    """The choice for one group of blocks.
-
-    Attributes:
-        group: its name, of blocks.GROUPS.
-        cut: whether its letters are split along "model".
-        spread: whether its weights at rest are also split along "expert".
-    """
-
-    group: str
-    cut: bool
-    spread: bool
+_CUT = ("heads", "hidden", "vocabulary")  # the groups that "model" can split
+_AT_REST = {"heads": "A", "vocabulary": "V", "rest": "e"}  # those that "expert" can split at rest
+_ZERO_RULES = ZeRO().state_rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +46,8 @@ class Strategy:
 
     Attributes:
         mesh: the devices.
-        choices: one for each group.
+        cut: the groups of blocks.GROUPS whose letters are split along "model".
+        spread: those whose weights at rest are also split along "expert".
         zero: whether weights and slots at rest are split along "data".
         remat: whether layers are rematerialised in the backward pass.
         late: whether gradients stay partial from the first micro-batch to the last; None with a
@@ -67,20 +55,31 @@ class Strategy:
     """
 
     mesh: Mesh
-    choices: tuple[BlockChoice, ...]
+    cut: tuple[str, ...] = ()
+    spread: tuple[str, ...] = ()
     zero: bool = False
     remat: bool = False
     late: bool | None = None
 
     @property
+    def compute_rules(self) -> tuple[Rule, ...]:
+        """The rules while computing."""
+        letters = "".join(GROUPS[group] for group in self.cut)
+        return (*DATA_AND_EXPERT, *((letter, ("model",)) for letter in letters))
+
+    @property
     def state_rules(self) -> tuple[Rule, ...]:
         """The rules of weights and slots at rest where they differ from those of computing."""
-        return _state_rules(self.choices, self.zero)
+        spread = (
+            (_AT_REST[group], ("expert", "model") if group in self.cut else ("expert",))
+            for group in self.spread
+        )
+        return (*(_ZERO_RULES if self.zero else ()), *spread)
 
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:
         """Letter -> axes of the mesh, while computing."""
-        return on_mesh(_rules(self.choices), self.mesh)
+        return on_mesh(self.compute_rules, self.mesh)
 
     @property
     def stored(self) -> dict[str, tuple[str, ...]]:
@@ -90,16 +89,13 @@ class Strategy:
     @property
     def sharding(self) -> ShardingParams:
         """The strategy as sharding params; the default rules if they are equivalent."""
-        rules, state, default = _rules(self.choices), self.state_rules, ShardingParams()
-        if self.rules == on_mesh(default.rules, self.mesh):
-            rules = default.rules
-        if rules == default.rules and state == _ZERO_RULES:
-            return ZeRO(**self._sums)
-        return ShardingParams(rules=rules, state_rules=state, **self._sums)
-
-    @property
-    def _sums(self):
-        return {} if self.late is None else {"late_sums": self.late}
+        rules, default = self.compute_rules, ShardingParams().rules
+        if self.rules == on_mesh(default, self.mesh):
+            rules = default
+        sums: dict[str, Any] = {} if self.late is None else {"late_sums": self.late}
+        if rules == default and self.state_rules == _ZERO_RULES:
+            return ZeRO(**sums)
+        return ShardingParams(rules=rules, state_rules=self.state_rules, **sums)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +137,9 @@ class Found:
             strategy that fits and sends least.
         runner_up: the same on another mesh, or None.
         fastest: the fastest strategy that fits, without the limit.
-        max_sent: the limit of `search`.
+        max_sent: the limit of `search_strategies`.
         considered: number of strategies on all meshes.
+        alternatives: name of a well-known strategy -> its cost, or why it is not possible.
     """
 
     best: Priced
@@ -150,11 +147,12 @@ class Found:
     fastest: Priced
     max_sent: float
     considered: int
+    alternatives: Mapping[str, Priced | str] = dataclasses.field(default_factory=dict)
 
     @property
     def within(self) -> bool:
         """Whether the best strategy is within the limit."""
-        return _within(self.best, self.max_sent)
+        return _within(self.best.sent, self.max_sent)
 
 
 def search_strategies(
@@ -172,18 +170,17 @@ def search_strategies(
         max_sent: limit on the bytes of all collectives of a device in a step.
 
     Raises:
-        ValueError: the model cannot be split over these devices, no strategy fits, or the
-            dispatcher is for one device.
+        ValueError: the model cannot be split over these devices, or no strategy fits.
     """
-    _check_dispatcher(params, devices)
     space = Space(params, hardware)
     priced = sorted(
         itertools.chain.from_iterable(map(space.strategies, space.meshes(devices))),
-        key=lambda one: (one.seconds, one.sent, one.bytes),
+        key=lambda one: one[:3],
     )
     if not priced:
+        mesh = make_mesh(devices, 1, 1)
         raise ValueError(
-            f"The model cannot be split over {devices} devices: {space.needs(devices)}"
+            f"The model cannot be split over {devices} devices; on {mesh}: {space.unmet(mesh)}"
         )
     fitting = [one for one in priced if one.bytes <= ROOM * hardware.memory]
     if not fitting:
@@ -194,7 +191,7 @@ def search_strategies(
             f"{ROOM:.0%} of {hardware.memory / 1e9:.3g} GB. Use more devices, or set "
             f"train.micro_batches."
         )
-    allowed = [one for one in fitting if _within(one, max_sent)]
+    allowed = [one for one in fitting if _within(one.sent, max_sent)]
     allowed = allowed or sorted(fitting, key=lambda one: (one.sent, one.seconds))
     best = allowed[0].strategy
     other = next((s.strategy for s in allowed if s.strategy.mesh != best.mesh), None)
@@ -207,19 +204,75 @@ def search_strategies(
     )
 
 
+def compare_strategies(
+    params: TranslationParams, hardware: Hardware, devices: int, max_sent: float | None = None
+) -> Found:
+    """`search_strategies`, with the costs of well-known strategies.
+
+    Args:
+        params, hardware, devices: as for `search_strategies`.
+        max_sent: limit on the bytes of a device's collectives in a step; by default the bytes of
+            the paper's annotation, or for a dense model those of data parallelism; no limit if data
+            parallelism does not fit in memory.
+
+    Raises:
+        ValueError: as `search_strategies`.
+    """
+    space = Space(params, hardware)
+    numbers = divisors(devices)
+    expert = max(
+        n
+        for n in numbers
+        if n == 1 or (params.model.moe and not space.unmet(make_mesh(devices // n, n, 1)))
+    )
+    model = max(n for n in numbers if space.heads % n == 0)
+    data = make_mesh(devices, 1, 1)
+    # GShard splits experts and batch over all devices. Its T(96L) was a pipeline, which this
+    # package does not have; data parallelism replaces it.
+    named = {
+        HAND: Strategy(make_mesh(devices // expert, expert, 1)),
+        "data parallel": Strategy(data),
+        "ZeRO": Strategy(data, zero=True),
+        "tensor parallel": Strategy(
+            make_mesh(devices // model, 1, model), _CUT if model > 1 else ()
+        ),
+    }
+    alternatives = {name: _priced(space, strategy) for name, strategy in named.items()}
+    if max_sent is None:
+        hand = alternatives[HAND]
+        max_sent = math.inf
+        if isinstance(hand, Priced) and (hand.fits or params.model.moe):
+            max_sent = hand.sent
+    found = search_strategies(params, hardware, devices, max_sent)
+    return dataclasses.replace(found, alternatives=alternatives)
+
+
+def _priced(space: "Space", strategy: Strategy) -> Priced | str:
+    """The cost of a strategy, or why it is not possible."""
+    mesh = strategy.mesh
+    if reason := space.unmet(mesh) or space.uneven(mesh, strategy.rules, strategy.stored):
+        return reason
+    # ZeRO() has no late sums, so it holds no whole gradient.
+    late = not strategy.zero if space.blocks.micro_batches > 1 else None
+    tried = [
+        price(space.params, dataclasses.replace(strategy, remat=r, late=late), space.hardware)
+        for r in (False, True)
+    ]
+    # Layers are rematerialised only if the strategy would not fit otherwise.
+    return next((one for one in tried if one.fits), tried[-1])
+
+
 def price(params: TranslationParams, strategy: Strategy, hardware: Hardware) -> Priced:
     """The cost of one strategy.
 
     Raises:
         ValueError: the model cannot be split so.
     """
-    costs = count_costs(
-        apply_strategy(params, strategy),
-        strategy.mesh,
-        hardware.wire_bytes[params.activation_dtype],
-    )
+    dtype = params.activation_dtype
+    wire = hardware.wire_bytes[dtype]
+    costs = count_costs(apply_strategy(params, strategy), strategy.mesh, wire)
     fits = costs.memory.total <= ROOM * hardware.memory
-    return Priced(strategy, estimate(costs, hardware, params.activation_dtype), fits)
+    return Priced(strategy, estimate(costs, hardware, dtype), fits)
 
 
 def apply_strategy(params: TranslationParams, strategy: Strategy) -> TranslationParams:
@@ -230,6 +283,15 @@ def apply_strategy(params: TranslationParams, strategy: Strategy) -> Translation
     return dataclasses.replace(params, sharding=strategy.sharding, model=model)
 
 
+class Quick(NamedTuple):
+    """A strategy with its time, bytes sent and memory alone."""
+
+    seconds: float
+    sent: float
+    bytes: float
+    strategy: Strategy
+
+
 class Space:
     """All strategies for one model on one kind of device."""
 
@@ -237,8 +299,7 @@ class Space:
         """Lists the model's blocks, once."""
         self.params, self.hardware = params, hardware
         self.blocks = ModelBlocks(params, hardware.wire_bytes[params.activation_dtype])
-        model = params.model
-        sides = model, model.of_decoder()
+        sides = params.model, params.model.of_decoder()
         self.heads = math.gcd(*(side.attention_layer.key_heads for side in sides))
 
     def meshes(self, devices: int) -> Iterator[Mesh]:
@@ -249,15 +310,6 @@ class Space:
                 if not self.unmet(mesh):
                     yield mesh
 
-    def refuses(self, mesh: Mesh, choices: tuple[BlockChoice, ...], zero: bool) -> str:
-        """The reason why a strategy is not in the space; "" if it is."""
-        if unmet := self.unmet(mesh):
-            return unmet
-        for choice in choices:
-            if choice not in self.options(mesh, choice.group, zero):
-                return f"weights or slots of {choice.group!r} cannot be split into equal pieces"
-        return ""
-
     def unmet(self, mesh: Mesh) -> str:
         """Why rows, groups or experts cannot be split over a mesh; "" if they can."""
         try:
@@ -266,118 +318,67 @@ class Space:
             return str(error)
         return ""
 
-    def needs(self, devices: int) -> str:
-        """What the model must fulfil for a mesh of this number of devices."""
-        rows = self.params.input.batch_size / self.params.train.micro_batches
-        groups = experts = ""
-        if self.params.model.moe:
-            groups = " and model.moe.num_groups"
-            experts = "The number of experts must be a multiple of E. "
-        return (
-            f"input.batch_size / train.micro_batches ({rows:g}){groups} must be a multiple of "
-            f"D · E. {experts}At least one of heads, hidden_dim and both vocabulary sizes must be "
-            f"a multiple of M. The mesh is data:D,expert:E,model:M with D · E · M = {devices}."
-        )
+    def uneven(
+        self, mesh: Mesh, rules: Rules, stored: Rules, groups: Iterable[str] = GROUPS
+    ) -> str:
+        """Why heads, weights or slots of these groups do not split into equal pieces, or ""."""
+        if self.heads % (pieces := mesh.size(rules.get("N", ()))):
+            return (
+                f"the numbers of heads must be multiples of {pieces}, because the mesh splits them "
+                f"into so many pieces."
+            )
+        for group in groups:
+            for dims, shape in (*self.blocks.weights[group], *self.blocks.slots[group]):
+                try:
+                    axes = assignment(dims, shape, mesh, stored)
+                    mesh.piece_shape(shape, axes, dims, f"a weight of shape {shape}")
+                except ValueError as error:
+                    return str(error)
+        return ""
 
-    def options(self, mesh: Mesh, group: str, zero: bool) -> list[BlockChoice]:
-        """The choices for a group: all pieces of its weights and slots must be equal."""
-        found = []
-        for cut, spread in itertools.product((False, True), repeat=2):
-            choice = BlockChoice(group, cut, spread)
-            if cut and ("model" not in mesh.axes or group == "rest"):
-                continue
-            if cut and group == "heads" and self.heads % mesh.size(("model",)):
-                continue
-            if spread and ("expert" not in mesh.axes or group == "hidden"):
-                continue  # experts are split along "expert" already
-            if self._splits_equally(group, Strategy(mesh, (choice,), zero)):
-                found.append(choice)
-        return found
-
-    def _splits_equally(self, group, strategy):
-        mesh, stored = strategy.mesh, strategy.stored
-        for dims, shape in (*self.blocks.weights[group], *self.blocks.slots[group]):
-            try:
-                axes = assignment(dims, shape, mesh, stored)
-            except ValueError:
-                return False
-            if any(n % mesh.size(a) for n, a in zip(shape, axes, strict=True)):
-                return False
-        return True
-
-    def _modes(self, mesh):
-        """(zero, remat, late)."""
-        zeros = (False, True) if "data" in mesh.axes and mesh.shape[0] > 1 else (False,)
-        lates = (False, True) if self.blocks.micro_batches > 1 else (None,)
-        return itertools.product(zeros, (False, True), lates)
-
-    def strategies(self, mesh: Mesh) -> Iterator["Quick"]:
+    def strategies(self, mesh: Mesh) -> Iterator[Quick]:
         """All strategies on a mesh; those that do not use its axis "model" are left out."""
-        for zero, remat, late in self._modes(mesh):
+        zeros = (False, True) if mesh.sizes.get("data", 1) > 1 else (False,)
+        lates = (False, True) if self.blocks.micro_batches > 1 else (None,)
+        for zero, remat, late in itertools.product(zeros, (False, True), lates):
             groups = [
                 [
-                    self._cost(Strategy(mesh, (choice,), zero, remat, late))
-                    for choice in self.options(mesh, group, zero)
+                    self._cost(group, Strategy(mesh, cut, spread, zero, remat, late))
+                    for cut, spread in self._choices(mesh, group, zero)
                 ]
                 for group in GROUPS
             ]
             for combination in itertools.product(*groups):
-                choices, shares, seconds, sent = zip(*combination, strict=True)
-                if "model" not in mesh.axes or any(choice.cut for choice in choices):
-                    strategy = Strategy(mesh, choices, zero, remat, late)
+                alone, shares, seconds, sent = zip(*combination, strict=True)
+                cut, spread = (sum((getattr(s, n) for s in alone), ()) for n in ("cut", "spread"))
+                if "model" not in mesh.axes or cut:
+                    strategy = Strategy(mesh, cut, spread, zero, remat, late)
                     memory = memory_of(self.blocks, shares, remat)
-                    yield Quick(strategy, sum(seconds), memory.total, sum(sent))
+                    yield Quick(sum(seconds), sum(sent), memory.total, strategy)
 
-    def _cost(self, alone: Strategy) -> tuple[BlockChoice, BlockCost, float, float]:
-        """The only choice of a strategy, with its share, seconds and bytes sent."""
-        (choice,), mesh = alone.choices, alone.mesh
+    def _choices(self, mesh, group, zero):
+        """(cut, spread) of a group alone; all pieces of its weights and slots must be equal."""
+        cuts = [(), (group,)] if "model" in mesh.axes and group in _CUT else [()]
+        # Experts are split along "expert" already.
+        spreads = [(), (group,)] if "expert" in mesh.axes and group in _AT_REST else [()]
+        for cut, spread in itertools.product(cuts, spreads):
+            one = Strategy(mesh, cut, spread, zero)
+            if not self.uneven(mesh, one.rules, one.stored, [group]):
+                yield cut, spread
+
+    def _cost(self, group, alone):
+        """A strategy of one group, with its share, seconds and bytes sent."""
+        mesh, hardware, dtype = alone.mesh, self.hardware, self.params.activation_dtype
         share = self.blocks.share(
-            choice.group, mesh, alone.rules, alone.stored, alone.remat, bool(alone.late)
+            group, mesh, alone.rules, alone.stored, alone.remat, bool(alone.late)
         )
-        dtype, hardware = self.params.activation_dtype, self.hardware
         seconds = sum(work_seconds(work, hardware, dtype) for work in share.work)
         seconds += sum(transfer_seconds(sent, mesh, hardware) for sent in share.transfers)
-        return choice, share, seconds, sum(transfer.bytes for transfer in share.transfers)
+        return alone, share, seconds, sum(transfer.bytes for transfer in share.transfers)
 
 
-@dataclasses.dataclass(frozen=True)
-class Quick:
-    """A strategy with its time, memory and bytes sent alone."""
-
-    strategy: Strategy
-    seconds: float
-    bytes: float
-    sent: float
-
-
-def _rules(choices: tuple[BlockChoice, ...]) -> tuple[Rule, ...]:
-    """Rules: rows and experts as by default, split letters along "model"."""
-    cut = "".join(GROUPS[c.group] for c in choices if c.cut)
-    return (*DATA_AND_EXPERT, *((letter, ("model",)) for letter in cut))
-
-
-_AT_REST = {"heads": "A", "vocabulary": "V", "rest": "e"}
-
-
-def _state_rules(choices: tuple[BlockChoice, ...], zero: bool) -> tuple[Rule, ...]:
-    spread = [
-        (_AT_REST[c.group], (("model",) if c.cut else ()) + ("expert",))
-        for c in choices
-        if c.spread
-    ]
-    # In the order of the mesh: inner axes follow outer ones.
-    spread = [(letter, tuple(a for a in AXES if a in axes)) for letter, axes in spread]
-    return (*(_ZERO_RULES if zero else ()), *spread)
-
-
-def _within(one: "Quick | Priced", max_sent: float) -> bool:
-    return one.sent <= max_sent * (1 + 1e-9)  # rounding depends on the order of a sum
-
-
-def _check_dispatcher(params, devices):
-    moe = params.model.moe
-    if devices > 1 and moe and isinstance(moe.dispatcher, Ragged | Dropless):
-        raise ValueError(one_device(moe.dispatcher))
+def _within(sent: float, max_sent: float) -> bool:
+    return sent <= max_sent * (1 + 1e-9)  # rounding depends on the order of a sum
 
 
 def divisors(n: int) -> list[int]:

@@ -2,69 +2,64 @@
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
-from lingvo_moe.planning.alternatives import HAND, compare_strategies
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import estimate
-from lingvo_moe.planning.explain import at_rest
-from lingvo_moe.planning.search import ROOM, Space, Strategy, make_mesh, price, search_strategies
+from lingvo_moe.planning.search import (
+    HAND,
+    ROOM,
+    Space,
+    Strategy,
+    compare_strategies,
+    make_mesh,
+    price,
+    search_strategies,
+)
 from lingvo_moe.sharding.annotations import assignment
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.small_models import MOE, SMALL
 
-# The paper's Table 1; it says nothing of the cores of a bilingual baseline.
+# Cores of the paper's Table 1 (it says nothing of a bilingual baseline), and of the table in
+# docs/plan.md: ms of a step and GB sent, by the paper's annotation (0: it does not fit) and of the
+# fastest strategy.
 CORES = {
-    "m4.MoE2048E36L": 2048,
-    "m4.MoE2048E12L": 2048,
-    "m4.MoE512E36L": 512,
-    "m4.MoE512E12L": 512,
-    "m4.MoE128E36L": 128,
-    "m4.MoE128E12L": 128,
-    "m4.MoE2048E60L": 2048,
-    "m4.T96L": 2048,
-    "m4.Bilingual": 16,
+    "m4.MoE2048E36L": (2048, (1628, 4.60), (1196, 5.28)),
+    "m4.MoE2048E12L": (2048, (454, 1.78), (431, 2.11)),
+    "m4.MoE512E36L": (512, (1281, 4.49), (962, 5.11)),
+    "m4.MoE512E12L": (512, (374, 1.74), (353, 2.05)),
+    "m4.MoE128E36L": (128, (4120, 7.18), (4045, 8.29)),
+    "m4.MoE128E12L": (128, (1424, 2.74), (1390, 3.24)),
+    "m4.MoE2048E60L": (2048, (2538, 4.54), (2390, 8.19)),
+    "m4.T96L": (2048, (0, 9.38), (1988, 17.54)),
+    "m4.Bilingual": (16, (1141, 1.63), (1092, 2.38)),
 }
 DISPATCHER = "model.moe.dispatcher"
-DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
-
-
-def cut(strategy):
-    return {choice.group for choice in strategy.choices if choice.cut}
 
 
 @pytest.mark.parametrize("model", CORES)
 def test_never_above_the_papers_annotation(model):
-    found = compare_strategies(get_params(model), HARDWARE["tpu_v3"], CORES[model])
-    best, hand = found.found.best, found.alternatives[HAND]
+    cores, by_hand, fastest = CORES[model]
+    found = compare_strategies(get_params(model), HARDWARE["tpu_v3"], cores)
+    best, hand = found.best, found.alternatives[HAND]
     assert best.fits
     if hand.fits:
         assert best.seconds <= hand.seconds
         assert best.sent <= hand.sent
-    assert found.found.fastest.seconds <= best.seconds
+    assert found.fastest.seconds <= best.seconds
     if ".MoE" in model:  # expert parallel, a device an expert
-        assert str(best.strategy.mesh) == f"expert:{CORES[model]}"
-    assert row(model, hand, found.found.fastest) in DOCS.read_text().splitlines()
-
-
-def row(model, hand, fastest):
-    """Of the table in docs/plan.md."""
-    faster = f"{1 - fastest.seconds / hand.seconds:.1%}".replace("%", " %") if hand.fits else "–"
-    cells = [model, CORES[model], *taken(hand), *taken(fastest), faster]
-    return f"| {' | '.join(map(str, cells))} |"
+        assert str(best.strategy.mesh) == f"expert:{cores}"
+    assert taken(hand) == by_hand
+    assert taken(found.fastest) == fastest
 
 
 def taken(one):
-    mesh, rest = str(one.strategy.mesh), at_rest(one.strategy)
-    cut = mesh if rest == "–" else f"{mesh}; {rest}"
-    time = f"{1e3 * one.seconds:.0f}" if one.fits else "does not fit"
-    return [cut, "yes" if one.strategy.remat else "no", time, f"{one.sent / 1e9:.2f}"]
+    return round(1e3 * one.seconds * one.fits), round(one.sent / 1e9, 2)
 
 
 def test_data_parallel_for_a_small_dense_model():
@@ -80,12 +75,9 @@ def test_tensor_parallel_for_large_feed_forward_layers():
     params = override(get_params("tiny.Dense"), [*SMALL, *large, "input.batch_size=16"])
     best = search_strategies(params, HARDWARE["h100"], 8).best
     assert str(best.strategy.mesh) == "model:8"
-    assert "hidden" in cut(best.strategy)
+    assert "hidden" in best.strategy.cut
     # Two feed-forward layers, one sum each way, of [16·48, 8192] and [16·32, 8192] float32.
-    hidden_alone = Strategy(
-        best.strategy.mesh,
-        tuple(dataclasses.replace(c, cut=c.group == "hidden") for c in best.strategy.choices),
-    )
+    hidden_alone = Strategy(best.strategy.mesh, ("hidden",))
     (sums,) = price(params, hidden_alone, HARDWARE["h100"]).estimate.costs.transfers
     assert (sums.kind, sums.axes, sums.count) == ("all-reduce", ("model",), 4)
     assert sums.bytes == 2 * 4 * 16 * (48 + 32) * 8192
@@ -94,7 +86,7 @@ def test_tensor_parallel_for_large_feed_forward_layers():
 def test_a_hybrid_where_memory_forces_it():
     """T(96L): data parallel is faster, but 9.3 GB of weights and as much of gradients are not."""
     found = compare_strategies(get_params("m4.T96L"), HARDWARE["tpu_v3"], 2048)
-    best, data = found.found.best, found.alternatives["data parallel"]
+    best, data = found.best, found.alternatives["data parallel"]
     assert data.seconds < best.seconds
     assert not data.fits
     assert best.strategy.mesh.axes == ("data", "model")
@@ -111,7 +103,7 @@ def test_memory_decides():
         seconds.append(best.seconds)
         memory = 0.999 * best.bytes / ROOM
     assert seconds[0] < seconds[1] < seconds[2]
-    with pytest.raises(ValueError, match=r"No strategy fits 8 devices: the smallest one needs"):
+    with pytest.raises(ValueError, match="No strategy"):
         search_strategies(params, dataclasses.replace(device, memory=memory), 8)
 
 
@@ -226,10 +218,14 @@ def test_the_meshes_are_those_that_the_layers_accept():
     ]
 
 
-def test_errors():
-    device = HARDWARE["cpu"]
-    ragged = override(get_params("tiny.MoE"), [*SMALL, f"{DISPATCHER}=Ragged()"])
-    with pytest.raises(ValueError, match=r"dispatcher=Ragged\(\) is for one device; over many set"):
-        search_strategies(ragged, device, 8)
-    with pytest.raises(ValueError, match="The model cannot be split over 7 devices: input"):
-        search_strategies(override(get_params("tiny.Dense"), SMALL), device, 7)
+@pytest.mark.parametrize(
+    ("model", "changes", "devices", "reason"),
+    [
+        ("tiny.MoE", (*MOE, f"{DISPATCHER}=Ragged()"), 8, "one device"),
+        ("tiny.Dense", (), 7, "7 devices"),
+    ],
+)
+def test_what_cannot_be_split(model, changes, devices, reason):
+    params = override(get_params(model), [*SMALL, *changes])
+    with pytest.raises(ValueError, match=reason):
+        search_strategies(params, HARDWARE["cpu"], devices)

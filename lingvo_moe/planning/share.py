@@ -3,16 +3,8 @@
 import dataclasses
 
 PARTS = (
-    "attention",
-    "feed_forward",
-    "experts",
-    "gating",
-    "dispatch",
-    "all_to_all",
-    "tensor_parallel",
-    "gradients",
-    "softmax",
-    "optimizer",
+    *("attention", "feed_forward", "experts", "gating", "dispatch", "all_to_all"),
+    *("tensor_parallel", "gradients", "softmax", "optimizer"),
 )
 
 

@@ -8,7 +8,6 @@ one process at a time and reads its settings when it is loaded, so a separate pr
 """
 
 import dataclasses
-import fcntl
 import functools
 import importlib.util
 import json
@@ -34,9 +33,7 @@ _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 _KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
-_TRAINING = "training step"
 _HELD = "libtpu multi-process lockfile"  # libtpu's message if another process uses it
-_LIBTPU_LOCK = Path(tempfile.gettempdir()) / f"lingvo_moe_tpu_compile_{os.getuid()}.lock"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,13 +51,9 @@ class Compiled:
         alias_bytes: the part of the outputs that uses the memory of arguments.
         code_bytes: the program.
         flops: of one run on one device, as XLA counts it: the body of a loop counts once.
-        bytes_accessed: likewise.
-        optimal_seconds: XLA's own estimate, likewise; None if it is negative.
-        collectives: in the order of the program.
-        lower_seconds, compile_seconds: time of lowering and compiling.
+        collectives: in the order of the program; None if JAX cannot read the program back.
         compile_cpu_seconds: processor time of compiling, over all threads.
         host_bytes: the most memory that the compiling process held.
-        read: whether JAX could read the program back; if not, collectives are unknown and ().
     """
 
     program: str
@@ -73,25 +66,15 @@ class Compiled:
     alias_bytes: int
     code_bytes: int
     flops: float
-    bytes_accessed: float
-    optimal_seconds: float | None
-    collectives: tuple[Collective, ...]
-    lower_seconds: float
-    compile_seconds: float
+    collectives: tuple[Collective, ...] | None
     compile_cpu_seconds: float
     host_bytes: int
-    read: bool = True
 
     @property
     def total_bytes(self) -> int:
         """The memory of a device that a step needs."""
-        return (
-            self.argument_bytes
-            + self.temp_bytes
-            + self.output_bytes
-            - self.alias_bytes
-            + self.code_bytes
-        )
+        kept = self.argument_bytes + self.output_bytes - self.alias_bytes
+        return kept + self.temp_bytes + self.code_bytes
 
 
 def compile_step(
@@ -130,39 +113,33 @@ def compile_step(
         "imports": imported(),
         "sentences": sentences,
     }
-    environment = {k: os.environ[k] for k in _KEPT if k in os.environ} | _ENVIRONMENT
-    with _LIBTPU_LOCK.open("w") as lock, tempfile.TemporaryDirectory() as scratch:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("Another process is compiling for TPU; waiting for it.")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        output = Path(scratch) / "compiled.json"
-        answer = _run_in_subprocess(job, output, environment)
-        while _HELD in answer.get("error", ""):
-            progress("A process of another program holds libtpu; trying again in half a minute.")
-            time.sleep(30)
-            answer = _run_in_subprocess(job, output, environment)
+    while _HELD in (answer := _run_in_subprocess(job)).get("error", ""):
+        progress("Another process holds libtpu; trying again in half a minute.")
+        time.sleep(30)
     if "error" in answer:
         raise ValueError(answer["error"])
-    found = tuple(
-        Collective(**c | {"groups": tuple(map(tuple, c["groups"]))}) for c in answer["collectives"]
-    )
-    return Compiled(**answer | {"collectives": found})
+    if answer["collectives"] is not None:
+        answer["collectives"] = tuple(
+            Collective(**c | {"groups": tuple(map(tuple, c["groups"]))})
+            for c in answer["collectives"]
+        )
+    return Compiled(**answer)
 
 
-def _run_in_subprocess(job, output, environment) -> dict[str, Any]:
+def _run_in_subprocess(job) -> dict[str, Any]:
     """Runs `_main` in a subprocess; returns its result, a Compiled as a dict or {"error": …}."""
-    output.unlink(missing_ok=True)
-    process = subprocess.run(
-        [sys.executable, "-m", "lingvo_moe.planning.tpu_compile", json.dumps(job), str(output)],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    if not output.exists():
-        return {"error": f"Compiling for {job['topology']} failed: {_reason(process)}"}
-    return json.loads(output.read_text())
+    environment = {k: os.environ[k] for k in _KEPT if k in os.environ} | _ENVIRONMENT
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch) / "compiled.json"
+        process = subprocess.run(
+            [sys.executable, "-m", "lingvo_moe.planning.tpu_compile", json.dumps(job), str(output)],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        if output.exists():
+            return json.loads(output.read_text())
+    return {"error": f"Compiling for {job['topology']} failed: {_reason(process)}"}
 
 
 def _reason(process: subprocess.CompletedProcess) -> str:
@@ -182,22 +159,20 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     import_plugins(job["imports"])
     params = registered(job["model"], job["overrides"])
     devices = devices_of(job["topology"])
-    start = time.monotonic()
     mesh = parse_mesh(job["mesh"]) if job["mesh"] else Mesh(("expert",), (len(devices),))
     lowered = lower_for_devices(params, mesh, devices, job["sentences"])
-    lowered_at, lowered_cpu = time.monotonic(), time.process_time()
+    start = time.process_time()
     compiled = lowered.compile()
-    compiled_at, compiled_cpu = time.monotonic(), time.process_time()
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    optimal = cost.get("optimal_seconds", -1.0)
+    seconds, memory = time.process_time() - start, compiled.memory_analysis()
     try:
-        text = compiled.as_text()
+        found = tuple(collectives(compiled.as_text()))
     except jax.errors.JaxRuntimeError:  # libtpu has instructions that this JAX does not know
-        text = None
+        found = None
+    length = params.input.source_length
     return Compiled(
-        program=_TRAINING
+        program="training step"
         if job["sentences"] is None
-        else f"beam search of {job['sentences']} sentences of {params.input.source_length} tokens",
+        else f"beam search of {job['sentences']} sentences of {length} tokens",
         topology=job["topology"],
         device_kind=devices[0].device_kind,
         devices=len(devices),
@@ -206,14 +181,9 @@ def _run(job: Mapping[str, Any]) -> Compiled:
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
-        flops=cost["flops"],
-        bytes_accessed=cost["bytes accessed"],
-        optimal_seconds=optimal if optimal > 0 else None,
-        collectives=tuple(collectives(text or "")),
-        read=text is not None,
-        lower_seconds=lowered_at - start,
-        compile_seconds=compiled_at - lowered_at,
-        compile_cpu_seconds=compiled_cpu - lowered_cpu,
+        flops=compiled.cost_analysis()["flops"],
+        collectives=found,
+        compile_cpu_seconds=seconds,
         host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 

@@ -1,13 +1,7 @@
 """With the real TPU compiler; minutes."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-from lingvo_moe.planning import plan, tpu_compile
 from lingvo_moe.planning.tpu_compile import compile_step
 from lingvo_moe.runtimes import hlo
 
@@ -63,20 +57,6 @@ def test_beam_search_for_eight_cores():
     assert hlo.count(search.collectives)["all-to-all"] >= 4
 
 
-def test_topologies_of_a_sweep_have_the_devices_they_stand_for():
-    table = json.dumps(plan._TOPOLOGIES)
-    program = f"""
-import json
-from lingvo_moe.planning.tpu_compile import devices_of
-for generation, shapes in json.loads({table!r}).items():
-    for devices, shape in shapes.items():
-        found = devices_of(f"{{generation}}:{{shape}}")
-        assert len(found) == int(devices), (generation, shape, len(found))
-"""
-    environment = os.environ | tpu_compile._ENVIRONMENT
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
-
-
 def test_unknown_topology():
-    with pytest.raises(ValueError, match=r"Topology 'v99:2x2'.*Give a generation and its chips"):
+    with pytest.raises(ValueError, match="v99:2x2"):
         compile_step("m4.MoE128E12L", list(SMALL), "v99:2x2")

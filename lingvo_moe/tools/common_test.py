@@ -155,7 +155,6 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
             "without --joint",
         ),
         ("experts --logdir=x", "--split=test", "with --data"),
-        ("plan --model=tiny.MoE --sweep", "--mesh=data:8", "without --sweep"),
         ("plan --calibrate=x", "--model=tiny.MoE", "without --calibrate"),
     ],
 )

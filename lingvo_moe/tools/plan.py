@@ -2,7 +2,6 @@ r"""Predicts the cost of a model on D devices, and searches the best way to spli
 
 lingvo-moe-plan --model=m4.MoE128E12L --hardware=tpu_v3 --mesh=expert:128
 lingvo-moe-plan --model=m4.MoE128E12L --compile=v3:8x8    # uses the TPU compiler, without a TPU
-lingvo-moe-plan --model=m4.MoE2048E36L --sweep --output=build/sweep
 lingvo-moe-plan --model=m4.MoE128E12L --devices=64 --hardware=h200 --search --output=build/plan
 lingvo-moe-train --flagfile=build/plan/plan.flags --data=DATA --logdir=LOGDIR
 lingvo-moe-plan --calibrate=here.json                      # measures the devices of this machine
@@ -16,9 +15,9 @@ from absl import flags
 from lingvo_moe.core.files import check_file, check_output, new_directory, write_whole
 from lingvo_moe.hardware.chips import HARDWARE, NAMES, find_hardware, hardware_to_json
 from lingvo_moe.planning import explain
-from lingvo_moe.planning.alternatives import compare_strategies
-from lingvo_moe.planning.plan import make_plan, sweep
-from lingvo_moe.planning.report import format_plan, plan_to_json, sweep_table
+from lingvo_moe.planning.plan import make_plan
+from lingvo_moe.planning.report import format_plan, plan_to_json
+from lingvo_moe.planning.search import compare_strategies
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tasks.recipe import registered
@@ -27,8 +26,7 @@ from lingvo_moe.tools import common, runtimes
 FLAGS = flags.FLAGS
 MAKER = "lingvo-moe-plan"
 _OF_MODELS = (
-    "model", "hardware", "mesh", "compile", "decode", "sweep", "search", "devices", "json",
-    "output", "set",
+    "model", "hardware", "mesh", "compile", "decode", "search", "devices", "json", "output", "set",
 )  # fmt: skip
 
 
@@ -37,9 +35,8 @@ def main() -> None:
     common.check_effect("with --calibrate", FLAGS.calibrate is not None, "virtual_devices")
     common.check_effect("without --calibrate", FLAGS.calibrate is None, *_OF_MODELS)
     common.check_effect("with --search", FLAGS.search, "devices", "max_sent_gb")
-    common.check_effect("without --search", not FLAGS.search, "mesh", "sweep", "compile", "decode")
+    common.check_effect("without --search", not FLAGS.search, "mesh", "compile", "decode")
     common.check_effect("with --compile", FLAGS.compile is not None, "decode")
-    common.check_effect("without --sweep", not FLAGS.sweep, "mesh", "decode")
     if FLAGS.calibrate:
         _calibrate(Path(FLAGS.calibrate))
     elif not FLAGS.model:
@@ -51,27 +48,12 @@ def main() -> None:
 
 
 def _plan() -> None:
-    if FLAGS.sweep:
-        plans = sweep(FLAGS.model, FLAGS.set, _hardware(), FLAGS.compile, progress=common.report)
-    else:
-        mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else None
-        plans = [
-            make_plan(
-                FLAGS.model,
-                FLAGS.set,
-                _hardware(),
-                mesh,
-                FLAGS.compile,
-                common.report,
-                FLAGS.decode,
-            )
-        ]
-    answers = [plan_to_json(p) for p in plans]
-    answer = answers if FLAGS.sweep else answers[0]
-    if FLAGS.json:
-        print(json.dumps(answer))
-    else:
-        print(sweep_table(plans).to_text() if FLAGS.sweep else format_plan(plans[0]))
+    mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else None
+    plan = make_plan(
+        FLAGS.model, FLAGS.set, _hardware(), mesh, FLAGS.compile, common.report, FLAGS.decode
+    )
+    answer = plan_to_json(plan)
+    print(json.dumps(answer) if FLAGS.json else format_plan(plan))
     if FLAGS.output:
         with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
             (directory / "plan.json").write_text(json.dumps(answer, indent=1) + "\n")
@@ -99,8 +81,9 @@ def _search() -> None:
     if FLAGS.json:
         print(json.dumps(explain.search_to_json(found)))
     else:
-        print(explain.format_search(FLAGS.model, FLAGS.hardware, FLAGS.devices, found))
-    flagfile = explain.flags(FLAGS.model, FLAGS.set, params, found.found.best.strategy)
+        title = f"{FLAGS.model} on {FLAGS.devices} x {FLAGS.hardware}"
+        print(explain.format_search(title, found))
+    flagfile = explain.flags(FLAGS.model, FLAGS.set, params, found.best.strategy)
     if FLAGS.output:
         with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
             (directory / "plan.flags").write_text(flagfile)
@@ -149,8 +132,7 @@ def run() -> None:
     flags.DEFINE_string(
         "compile",
         None,
-        "Compile with the real TPU compiler for this topology, such as v3:8x8; with --sweep name a "
-        "generation: v3, v4 or v5p.",
+        "Compile with the real TPU compiler for this topology, such as v3:8x8.",
     )
     flags.DEFINE_integer(
         "decode",
@@ -159,7 +141,6 @@ def run() -> None:
         "number of sentences of input.source_length tokens each.",
         lower_bound=1,
     )
-    flags.DEFINE_bool("sweep", False, "Plan for 8 to 2048 devices at constant work per device.")
     flags.DEFINE_bool("search", False, "Choose mesh, sharding and remat for --devices.")
     flags.DEFINE_integer("devices", None, "How many devices --search may use.", lower_bound=1)
     flags.DEFINE_float(
