@@ -1,4 +1,4 @@
-"""Encodes a block of lines as ids, with counts for the data card."""
+"""Encodes a block of lines as ids, with tables of their lengths."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,6 @@ from lingvo_moe.data.language_tags import LanguageTags
 from lingvo_moe.data.lengths import count_ratios, tabulate
 from lingvo_moe.data.normalization import normalize
 from lingvo_moe.data.vocabulary import Vocabulary
-
-COUNTS = ("pieces", "bytes", "words", "characters")  # of a side, without tags and ends
 
 
 def encode_lines(
@@ -36,7 +34,6 @@ def encode_lines(
         table: int64 [cells, 5], the lengths of all lines; see data.lengths.
         ratios: int64 [bins], counts of their ratios.
         fits: bool [lines], whether a line is an example.
-        counts: int64 [2, 4], COUNTS of both sides; "bytes" counts pieces that are single bytes.
     """
     texts = [[getattr(line, side) for line in lines] for side in SIDES]
     encoded = [v.encode(side) for v, side in zip(vocabularies, texts, strict=True)]
@@ -46,17 +43,12 @@ def encode_lines(
     if longest is not None:
         fits = lengths.max(axis=1, initial=0) <= longest
     chosen = np.flatnonzero(fits)
-    counts = [
-        _counts(vocabulary, [pieces[i] for i in chosen], [text[i] for i in chosen])
-        for vocabulary, pieces, text in zip(vocabularies, encoded, texts, strict=True)
-    ]
     return {
         **{side: _joined(examples[j][i] for j in chosen) for i, side in enumerate(SIDES)},
         "lengths": lengths[fits],
         "table": tabulate(lengths),
         "ratios": count_ratios(lengths),
         "fits": fits,
-        "counts": np.array(counts, np.int64),
     }
 
 
@@ -68,12 +60,6 @@ def count_changed(vocabulary: Vocabulary, texts: Sequence[str]) -> int:
     restored = vocabulary.decode(vocabulary.encode(texts))
     both = zip(normalize(texts), normalize(restored), strict=True)
     return sum(text != written for text, written in both)
-
-
-def _counts(vocabulary, pieces, texts):
-    ids = _joined(pieces)
-    words, characters = (sum(map(count, texts)) for count in (lambda t: len(t.split()), len))
-    return len(ids), int(vocabulary.is_byte[ids].sum()), words, characters
 
 
 def _joined(rows: Iterable[Sequence[int]]) -> np.ndarray:

@@ -19,9 +19,9 @@ from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.pieces import begin
 from lingvo_moe.core.plugins import source_files
 from lingvo_moe.core.progress import Progress
-from lingvo_moe.data.card import write_card
+from lingvo_moe.data.card import counts_table, write_card
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
-from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
+from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
 from lingvo_moe.data.language_codes import are_near, code_warnings
 from lingvo_moe.data.pair_work import each_pair, extended_dataset
 from lingvo_moe.data.prepare_helper import helpers
@@ -32,7 +32,6 @@ from lingvo_moe.data.surface import form_of
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.data.work import STAGES, Work, digest_of
-from lingvo_moe.reporting.table import Table
 
 MAKER = "lingvo-moe-prepare"
 _CURE = f"Give the same corpus and options to go on, or {REPLACE} to start again."
@@ -342,17 +341,11 @@ def _held_targets_in_train(work: Work) -> dict[str, np.ndarray]:
 
 def format_dataset(dataset: Dataset) -> str:
     """A table of each pair's examples and the counts of checks."""
-    kinds = list(next(iter(dataset.checks.values())))
-    rows = [
-        [pair.name, *(str(pair.examples.get(split, 0)) for split in SPLITS)]
-        + [str(dataset.checks[pair.name][kind]) for kind in kinds]
-        for pair in sorted(dataset.pairs, key=lambda p: -p.examples.get("train", 0))
-    ]
     sizes = (
         f"source vocabulary {dataset.source_vocabulary.size}, "
         f"target vocabulary {dataset.target_vocabulary.size}"
     )
-    return "\n".join([Table(("pair", *SPLITS, *kinds), rows).to_text(), sizes])
+    return f"{counts_table(dataset).to_text()}\n{sizes}"
 
 
 def _directions(pairs: Sequence[CorpusPair], both: bool) -> list[CorpusPair]:
