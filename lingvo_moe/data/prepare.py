@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import os
@@ -106,6 +107,10 @@ def prepare(
     """
     if processes is None:
         processes = 1 if beam is not None else len(os.sched_getaffinity(0))
+    if beam is not None:  # workers run in other directories
+        corpus, output = corpus.absolute(), output.absolute()
+        extend = params.extend and os.path.abspath(params.extend)
+        params = dataclasses.replace(params, extend=extend)
     check_tags(params)
     run = _on_this_machine(processes, report) if beam is None else _in_a_pipeline(beam)
     _check_apart(corpus, output)
@@ -222,7 +227,7 @@ def _on_this_machine(processes: int, report: Callable[[str], None]) -> Callable[
 
     def run(work):
         size = sum(file.stat().st_size for file in work.digests)
-        with helpers(work, min(processes - 1, size // _BYTES_A_HELPER), report):
+        with helpers(work, min(processes - 1, size // _BYTES_A_HELPER)):
             for stage in stages(work):
                 if stage.name == VOCABULARIES:
                     count = sum(sum(pair.kept_counts) for pair in each_pair(work))
