@@ -271,7 +271,6 @@ _KNOBS = (
     _knob("rate 0.015", rate=0.015),
     _knob("rate 0.06", rate=0.06),
     _knob("16 rows, 2,000 steps", "input.batch_size=16", steps=2000),
-    _knob("subwords 0.1", "input.modifiers=(Copying(share=0.15),Subwords(rate=0.1))"),
     _knob("4,000 steps, base", *_FEW_EVALUATIONS, steps=4000),
     _knob("4,000 steps, dense", *_FEW_EVALUATIONS, steps=4000, model="tiny.Dense"),
     _knob("4,000 steps, fine-grained", *_FEW_EVALUATIONS, steps=4000, model="finegrained.Tiny"),

@@ -11,7 +11,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.cleaning.base import CleaningRule
-from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext, OfSides, OfText
+from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 from lingvo_moe.evaluation.metrics.base import Metric
 from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.top_2 import Top2
@@ -110,8 +110,6 @@ def route(change):
             (Body([1], [2]), ModifierContext((VOCABULARY, VOCABULARY), None, random.Random(1))),
             "a Body of ids in the vocabularies",
         ),
-        (OfSides, "change", lambda *_: [0.5], ([1], VOCABULARY, None), "ids in the vocabulary"),
-        (OfText, "change_text", lambda *_: None, ("a", None), "a text"),
     ],
 )
 def test_a_wrong_result_is_named(base, method, result, args, rule):

@@ -36,7 +36,7 @@ def extend_vocabulary(
         new_pieces: largest number of new pieces, without tags: single characters first, then by
             score.
         tags: target languages that need a tag.
-        **options: temperature, max_sentences, character_coverage, capitals and seed of
+        **options: temperature, max_sentences, character_coverage and seed of
             `train_vocabulary`.
 
     Returns:

@@ -9,7 +9,6 @@ from lingvo_moe.core.fields import (
     Params,
     PositiveFloat,
     PositiveInt,
-    Rate,
     Rule,
 )
 from lingvo_moe.data.cleaning.base import CleaningRule, Empty
@@ -53,9 +52,6 @@ class PrepareParams(Params):
         temperature: T of sampling languages for the vocabularies, by size^(1/T).
         vocab_sentences: largest number of sentences that a vocabulary is trained on.
         character_coverage: share of characters that get a piece; the rest are written as bytes.
-        capitals: share of the sentences for a vocabulary that it reads in capitals. If a model is
-            trained with `Casing`, give it the same share; else capitals are spelled letter by
-            letter, and fill rows.
         cleaning: rules that leave out lines of train, in order; see data.cleaning. Blank sides are
             always left out.
         dev_spelling: whether to write apostrophes, quotes, dashes and digits of train as the dev
@@ -88,7 +84,6 @@ class PrepareParams(Params):
     joint_vocab: bool = False
     temperature: PositiveFloat = 5.0
     vocab_sentences: PositiveInt = 200_000
-    capitals: Rate = 0.0
     character_coverage: _Coverage = 0.9995
     cleaning: tuple[CleaningRule, ...] = (Damaged(),)
     dev_spelling: bool = False

@@ -137,7 +137,6 @@ def _trained(work: Work, sides: Sequence[str]) -> Vocabulary:
         "tags": work.tagged if sides[0] == SIDES[0] else (),
         "temperature": params.temperature,
         "character_coverage": params.character_coverage,
-        "capitals": params.capitals,
         "max_sentences": params.vocab_sentences,
         "seed": params.seed,
     }

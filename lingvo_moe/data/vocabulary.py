@@ -230,7 +230,6 @@ def train_vocabulary(
     temperature: float = 5.0,
     max_sentences: int = 1_000_000,
     character_coverage: float = 0.9995,
-    capitals: float = 0.0,
     normalization: Normalization = "nfc",
     model_type: Literal["unigram", "bpe"] = "unigram",
     seed: int = 1,
@@ -249,7 +248,6 @@ def train_vocabulary(
         temperature: T; 1 samples by size, a large T evenly.
         max_sentences: largest number of sentences for the trainer.
         character_coverage: share of characters that get a piece; the rest fall back to bytes.
-        capitals: share of the sampled sentences that are put in capitals.
         normalization: the change of texts before they are split. With "identity" decoding restores
             every text without spaces at its ends, except U+2581, SentencePiece's space.
         model_type: how SentencePiece cuts a text.
@@ -262,8 +260,6 @@ def train_vocabulary(
     rng = np.random.default_rng(seed)
     sampled = map(trained_part, _sample(texts, temperature, max_sentences, rng))
     sample = normalize(list(sampled), normalization)
-    for i in np.flatnonzero(rng.random(len(sample)) < capitals):
-        sample[i] = sample[i].upper()
     model = io.BytesIO()
     try:
         _run_in_thread(

@@ -50,13 +50,6 @@ def test_each_digit_is_a_piece_of_its_own(kind):
     assert vocabulary.normalize(["5  ٣"]) == ["5 ٣"]
 
 
-def test_a_share_in_capitals_gives_capitals_pieces():
-    texts = {"en": [f"{a}{b} {b}{a}" for a in "bcdfghjkl" for b in ("anna", "elle", "orro")] * 20}
-    plain, both = (train_vocabulary(texts, 400, capitals=share) for share in (0.0, 0.3))
-    lengths = [len(v.encode(["BANNA ELLEL"])[0]) for v in (plain, both)]
-    assert lengths[0] > 11 > lengths[1] + 3  # letters without a piece are bytes
-
-
 UNUSUAL = [
     "你好，世界！",
     "½ m² ﬁ ™",

@@ -9,10 +9,10 @@ import dataclasses
 import operator
 import random
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from lingvo_moe.core.fields import Params, Share
-from lingvo_moe.core.results import a_text, returns
+from lingvo_moe.core.results import returns
 from lingvo_moe.data.vocabulary import Vocabulary
 
 
@@ -37,14 +37,11 @@ class ModifierContext(NamedTuple):
     random: random.Random
 
 
-def _are_ids(ids, vocabulary):
-    return all(0 <= operator.index(n) < vocabulary.size for n in ids)
-
-
-def _both(body, modifier, before, context):
+def _checked(body, modifier, before, context):
     del modifier, before
     sides = zip(body, context.vocabularies, strict=True)
-    return body if all(_are_ids(*side) for side in sides) else None
+    known = all(0 <= operator.index(n) < vocabulary.size for ids, vocabulary in sides for n in ids)
+    return body if known else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,54 +56,7 @@ class Modifier(Params, abc.ABC):
 
     share: Share = 0.1
 
-    @returns("a Body of ids in the vocabularies", _both)
+    @returns("a Body of ids in the vocabularies", _checked)
     @abc.abstractmethod
     def apply(self, body: Body, context: ModifierContext) -> Body:
         """The changed example."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OfSides(Modifier):
-    """Changes the source, or each side separately.
-
-    Attributes:
-        sides: "source" or "both".
-    """
-
-    sides: Literal["source", "both"] = "source"
-
-    @returns(
-        "ids in the vocabulary",
-        lambda ids, modifier, before, vocabulary, _: ids if _are_ids(ids, vocabulary) else None,
-    )
-    @abc.abstractmethod
-    def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
-        """The changed ids of one side."""
-
-    def apply(self, body: Body, context: ModifierContext) -> Body:
-        """See Modifier."""
-        changed = 1 if self.sides == "source" else 2
-        pairs = list(zip(body, context.vocabularies, strict=True))[:changed]
-        sides = (self.change(ids, vocabulary, context.random) for ids, vocabulary in pairs)
-        return Body(*sides, *body[changed:])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OfText(OfSides):
-    """Changes texts: a side is decoded, changed and encoded again."""
-
-    @returns("a text", a_text)
-    @abc.abstractmethod
-    def change_text(self, text: str, rng: random.Random) -> str:
-        """The changed text; if it equals `text`, the side keeps its ids.
-
-        Args:
-            text: one side of an example, without tags.
-            rng: the random numbers for this example.
-        """
-
-    def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
-        """See OfSides."""
-        (text,) = vocabulary.decode([ids])
-        changed = self.change_text(text, rng)
-        return ids if changed == text else vocabulary.encode([changed])[0]

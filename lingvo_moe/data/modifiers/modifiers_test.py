@@ -6,11 +6,8 @@ import pytest
 from lingvo_moe.data.curriculum import Stream
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
-from lingvo_moe.data.modifiers.casing import Casing
 from lingvo_moe.data.modifiers.copying import Copying
 from lingvo_moe.data.modifiers.merging import Merging
-from lingvo_moe.data.modifiers.punctuation import Punctuation
-from lingvo_moe.data.modifiers.subwords import Subwords
 from lingvo_moe.data.modifiers.typos import Typos
 from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.pipeline import InputParams, TrainInput
@@ -52,24 +49,6 @@ def _change(dataset, modifier, number=3, seed=1):
     return source, target, example
 
 
-def test_casing(dataset):
-    assert _change(dataset, Casing())[:2] == (SOURCES[3].upper(), TEXTS[3].upper())
-    lower = _change(dataset, Casing(style="lower", sides="source"))
-    assert lower[:2] == (SOURCES[3].lower(), TEXTS[3])
-    title = "The Cat Number 3 Sat, And The Dog (3) Ran Away."
-    assert _change(dataset, Casing(style="title"))[1] == title
-    text = "don't 'tis l’été ẸKỌ́LÉ x-ray 2nd"
-    wanted = "Don't 'Tis L’été Ẹkọ́lé X-Ray 2nd"
-    assert Casing(style="title").change_text(text, random.Random(0)) == wanted
-
-
-def test_punctuation(dataset):
-    assert _change(dataset, Punctuation())[:2] == (SOURCES[3][:-1], TEXTS[3])
-    bare = "Die Katze Nummer 3 saß und der Hund 3 lief weg"
-    assert _change(dataset, Punctuation(where="everywhere"))[0] == bare
-    assert Punctuation().change_text("¿Qué …? !", random.Random(0)) == "¿Qué"
-
-
 def test_typos(dataset):
     source, target, _ = _change(dataset, Typos(rate=0.3))
     assert source != SOURCES[3]
@@ -83,21 +62,6 @@ def test_typos(dataset):
     kept = sum(a == b for a, b in zip(text[:40], changed[:40], strict=True))
     assert kept < 40
     assert Typos(rate=1.0).change_text("", random.Random(0)) == ""
-
-
-def test_subwords_spell_the_same_text(dataset):
-    plain = _change(dataset, Subwords(rate=0.0))[2]
-    seen = set()
-    for seed in range(20):
-        source, target, example = _change(dataset, Subwords(rate=0.5), seed=seed)
-        assert (source, target) == (SOURCES[3], TEXTS[3])
-        assert len(example.source) >= len(plain.source)
-        assert example.target.tolist() == plain.target.tolist()
-        seen.add(tuple(example.source.tolist()))
-    assert len(seen) > 12  # of 64: six pieces can be cut
-    both = _change(dataset, Subwords(rate=0.5, sides="both"))
-    assert both[1] == TEXTS[3]
-    assert len(both[2].target) > len(plain.target)
 
 
 def test_merging(dataset):
@@ -136,6 +100,13 @@ def test_copying_between_two_vocabularies():
     assert copied.source != body.target
 
 
+class Doubled(Modifier):
+    """Puts the target twice."""
+
+    def apply(self, body: Body, context: ModifierContext) -> Body:
+        return body._replace(target=body.target * 2)
+
+
 class Emptied(Modifier):
     """Leaves nothing of the source."""
 
@@ -156,8 +127,8 @@ def _texts(dataset, batch):
 
 
 def test_the_share_of_changed_examples_and_resuming(dataset):
-    modifiers = (Casing(share=0.3), Subwords(share=0.5), Typos())
-    params = InputParams(batch_size=8, source_length=80, target_length=60, modifiers=modifiers)
+    modifiers = (Doubled(share=0.3), Typos(share=0.5))
+    params = InputParams(batch_size=8, source_length=80, target_length=160, modifiers=modifiers)
     whole = TrainInput(dataset, params, seed=1)
     batches, states = [], []
     for _ in range(60):
@@ -165,8 +136,9 @@ def test_the_share_of_changed_examples_and_resuming(dataset):
         batches.append(whole.next_batch())
     texts = [text for batch in batches for text in _texts(dataset, batch)]
     assert len(texts) > 400
-    assert {text for text in texts if not text.isupper()} == set(TEXTS)
-    assert np.mean([text.isupper() for text in texts]) == pytest.approx(0.3, abs=0.1)
+    assert set(texts) <= {*TEXTS, *(f"{text} {text}" for text in TEXTS)}
+    doubled = np.mean([text not in TEXTS for text in texts])
+    assert doubled == pytest.approx(0.3, abs=0.1)
     for start in (1, 7, 20):
         resumed = TrainInput(dataset, params, seed=1)
         resumed.restore(states[start])

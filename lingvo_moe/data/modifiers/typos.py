@@ -4,12 +4,12 @@ import dataclasses
 import random
 
 from lingvo_moe.core.fields import Share
-from lingvo_moe.data.modifiers.base import OfText
+from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Typos(OfText):
-    """Omits, doubles, swaps or replaces letters and digits at random.
+class Typos(Modifier):
+    """Omits, doubles, swaps or replaces letters and digits of the source at random.
 
     The four errors are equally likely. A replacement is a letter or digit of the same text, so it
     usually has the same script. Training on such errors makes translation robust to natural ones
@@ -22,8 +22,15 @@ class Typos(OfText):
 
     rate: Share = 0.05
 
+    def apply(self, body: Body, context: ModifierContext) -> Body:
+        """See Modifier."""
+        source, _ = context.vocabularies
+        (text,) = source.decode([body.source])
+        changed = self.change_text(text, context.random)
+        return body if changed == text else body._replace(source=source.encode([changed])[0])
+
     def change_text(self, text: str, rng: random.Random) -> str:
-        """See OfText."""
+        """The text with errors; equal to `text` if there are none."""
         letters = [c for c in text if c.isalnum()]
         written, position = [], 0
         while position < len(text):
