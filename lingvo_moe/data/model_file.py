@@ -33,6 +33,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, Any, str | None]]] = {
         "precompiled_charsmap": (2, _Field.TYPE_BYTES, None),
         "add_dummy_prefix": (3, _Field.TYPE_BOOL, "true"),
         "remove_extra_whitespaces": (4, _Field.TYPE_BOOL, "true"),
+        "normalization_rule_tsv": (6, _Field.TYPE_STRING, None),
     },
     "Model": {
         "pieces": (1, "Piece", None),

@@ -77,6 +77,7 @@ def rules_model(name: str) -> Any:
         model = _compiled(True, normalization_rule_tsv=file.name)
     spec = model.normalizer_spec
     spec.name = "nfc"
+    spec.ClearField("normalization_rule_tsv")  # the name of a temporary file
     # A charsmap is the size of a trie, the trie, and the ends of rules, each with a zero behind it.
     ends = 4 + int.from_bytes(spec.precompiled_charsmap[:4], "little")
     trie, texts = spec.precompiled_charsmap[:ends], spec.precompiled_charsmap[ends:]

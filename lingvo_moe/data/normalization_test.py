@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from lingvo_moe.data.normalization import NORMALIZATIONS, normalize
+from lingvo_moe.data.normalization import NORMALIZATIONS, normalize, rules_model
 
 # Letters, and marks of theirs.
 SCRIPTS = {
@@ -86,3 +86,9 @@ def test_other_rules_are_those_of_sentencepiece(rules):
         "nmt_nfkc": "1⁄2 é A",
     }
     assert normalize(["½  e\u0301 A"], rules) == [expected.get(rules, "1⁄2 é a")]
+
+
+def test_the_rules_are_the_same_bytes_in_every_process():
+    first = rules_model("nfc").SerializeToString()
+    rules_model.cache_clear()
+    assert rules_model("nfc").SerializeToString() == first
