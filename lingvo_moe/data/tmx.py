@@ -1,15 +1,16 @@
 """Reads TMX, the XML of translation memories (LISA OSCAR, TMX 1.4b), as a stream."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 from lingvo_moe.core.lines import one_line, open_bytes
 
-_BLOCK = 1 << 16
-_STANDALONE = {"it", "ph", "ut"}  # markup such as a line break or a picture
-_CODES = {"bpt", "ept", *_STANDALONE}  # elements of a segment whose content is markup
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+_STANDALONE = ("it", "ph", "ut")  # markup such as a line break or a picture
+_CODES = ("bpt", "ept", *_STANDALONE)  # elements of a segment whose content is markup
+_PART = "\0"  # stands for markup that stands alone; XML has no such character
 
 
 def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -22,115 +23,74 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     alone (`<ph>`, `<it>`, `<ut>`) between two words.
 
     Raises:
-        ValueError: the file is not well-formed XML, has entities that XML itself does not define,
-            has no unit with both languages, or is compressed and damaged.
+        ValueError: the file is not well-formed XML, has an entity that it does not define, has no
+            unit with both languages, or is compressed and damaged.
         OSError: the file cannot be read.
     """
-    reader = _Reader(path, source, target)
-    with open_bytes(path) as file:
-        yield from reader.read(file)
-
-
-class _Reader:
-    def __init__(self, path: Path, source: str, target: str):
-        self._path, self._languages = path, (_code(source), _code(target))
-        self._found: list[tuple[str, str]] = []
-        self._seen: dict[str, None] = {}  # languages, in order
-        self._bare: dict[str, None] = {}  # those of a <tuv> without <seg>
-        self._units = 0
-        self._unit: dict[str, str] = {}
-        self._language, self._codes = "", 0
-        self._text: list[str] | None = None  # of a segment
-        self._apart = False  # whether markup that stands alone ends the text so far
-
-    def read(self, file: BinaryIO) -> Iterator[tuple[str, str]]:
-        parser = expat.ParserCreate()
-        parser.buffer_text = True
-        parser.EntityDeclHandler = self._refuse
-        parser.SkippedEntityHandler = self._refuse_unknown  # expat leaves it out of the text
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._add
-        count = 0
-        while True:
-            block = file.read(_BLOCK)
-            try:
-                parser.Parse(block, not block)
-            except (expat.ExpatError, LookupError) as error:  # LookupError: unknown encoding
-                raise ValueError(f"{self._path} is not well-formed XML ({error}).") from error
-            yield from self._found
-            count += len(self._found)
-            self._found.clear()
-            if not block:
-                break
-        if self._units and not count:
-            raise ValueError(
-                f"{self._path} has no unit with both {' and '.join(self._languages)}; it "
-                f"has {', '.join(list(self._seen)[:20])}. {self._cure()}"
-            )
-
-    def _cure(self):
-        if bare := ", ".join(self._bare):
-            return f"There is <tuv> of {bare} without <seg>; put each text into a <seg>."
-        return "Name the file after two of these."
-
-    def _refuse(self, name, *declaration):
+    languages = _code(source), _code(target)
+    seen: dict[str, bool] = {}  # language -> whether a <tuv> of it has no <seg>
+    units = found = 0
+    for unit in _units(path):
+        units += 1
+        texts: dict[str, str] = {}
+        for variant in unit.iterfind("tuv"):
+            language = _code(variant.get(_LANGUAGE) or variant.get("lang") or "")
+            segment = variant.find("seg")
+            seen[language] = seen.get(language, False) or segment is None
+            if segment is not None:
+                text = re.sub(rf"(?<=[^\W_]){_PART}+(?=[^\W_])", " ", _text(segment))
+                texts.setdefault(language, one_line(text.replace(_PART, "")).strip())
+        first, second = (_held(texts, *pair) for pair in (languages, languages[::-1]))
+        if first and second and first != second:
+            found += 1
+            yield texts[first], texts[second]
+    if units and not found:
+        bare = ", ".join(language for language, has_none in seen.items() if has_none)
+        cure = f"There is <tuv> of {bare} without <seg>; put each text into a <seg>."
         raise ValueError(
-            f"{self._path} declares the XML entity {name!r:.60}, which is not allowed. Replace "
-            f"the entity by its text."
+            f"{path} has no unit with both {' and '.join(languages)}; it has "
+            f"{', '.join(list(seen)[:20])}. {cure if bare else 'Name the file after two of these.'}"
         )
 
-    def _refuse_unknown(self, name, is_parameter):
-        if not is_parameter:
+
+def _units(path: Path) -> Iterator[ElementTree.Element]:
+    """The <tu> elements; only one of them is in memory."""
+    body = None
+    with open_bytes(path) as file:
+        try:
+            for event, element in ElementTree.iterparse(file, ("start", "end")):
+                element.tag = element.tag.rpartition("}")[2]
+                if event == "start" and element.tag == "body":
+                    body = element
+                elif event == "end" and element.tag == "tu":
+                    yield element
+                    if body is not None:
+                        body.clear()
+        except (ElementTree.ParseError, LookupError) as error:  # LookupError: unknown encoding
             raise ValueError(
-                f"{self._path} has the XML entity &{name:.60};, which it does not define. Replace "
-                f"the entity by its text."
-            )
+                f"{path} is not well-formed XML ({error}). Replace entities by their text."
+            ) from error
 
-    def _start(self, name, attributes):
-        if name == "tu":
-            self._unit = {}
-            self._units += 1
-        elif name == "tuv":
-            self._language = _code(attributes.get("xml:lang") or attributes.get("lang") or "")
-            self._seen.setdefault(self._language)
-        elif name == "seg":
-            self._text, self._codes, self._apart = [], 0, False
-        elif name in _CODES:
-            self._codes += 1
 
-    def _end(self, name):
-        if name == "seg" and self._text is not None:
-            self._unit.setdefault(self._language, one_line("".join(self._text)).strip())
-            self._text = None
-        elif name in _CODES:
-            self._codes -= 1
-            self._apart |= name in _STANDALONE
-        elif name == "tuv" and self._language not in self._unit:
-            self._bare.setdefault(self._language)
-        elif name == "tu":
-            first, second = self._languages
-            source, target = self._held(first, but=second), self._held(second, but=first)
-            if source and target and source != target:
-                self._found.append((self._unit[source], self._unit[target]))
+def _text(element: ElementTree.Element) -> str:
+    """The text of a segment, with _PART in place of markup that stands alone."""
+    parts = [element.text or ""]
+    for child in element:
+        parts.append(_text(child) if child.tag not in _CODES else "")
+        parts += [_PART * (child.tag in _STANDALONE), child.tail or ""]
+    return "".join(parts)
 
-    def _add(self, text):
-        if self._text is not None and not self._codes:
-            between_words = self._text and self._text[-1][-1].isalnum() and text[0].isalnum()
-            self._text.append(" " * bool(self._apart and between_words) + text)
-            self._apart = False
 
-    def _held(self, language: str, but: str) -> str | None:
-        """The language of the current unit that serves as a language; None if there is none."""
-        if language in self._unit:
-            return language
-        main, *parts = language.split("_")
-        codes = [c for c in self._unit if c.partition("_")[0] == main and c != but]
-        longer = [c for c in codes if {*parts} <= {*c.split("_")}]
-        alike = [
-            c for c in codes if not _script(language) or _script(c) in (None, _script(language))
-        ]
-        return next(iter([*longer, *alike]), None)
+def _held(texts: Mapping[str, str], language: str, other: str) -> str | None:
+    """The language of a unit that serves as a language, but not as the other one."""
+    if language in texts:
+        return language
+    main, *parts = language.split("_")
+    codes = [code for code in texts if code.partition("_")[0] == main and code != other]
+    longer = [code for code in codes if {*parts} <= {*code.split("_")}]
+    script = _script(language)
+    alike = [code for code in codes if not script or _script(code) in (None, script)]
+    return next(iter([*longer, *alike]), None)
 
 
 def _code(language: str) -> str:
