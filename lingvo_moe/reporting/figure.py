@@ -15,11 +15,10 @@ from lingvo_moe.core.lines import printable
 
 COLORS = ("#1f5fa8", "#c4562d", "#3b8544", "#7a4fa3", "#8a6d3b", "#2a9d8f", "#d1495b")
 GREY = "#8a929b"
-_BOXES = "Last Resort"  # Matplotlib's font with a placeholder box for every character
 
 
 def to_png(figure: Figure, *, palette: bool = False) -> bytes:
-    """Draws a figure, with literal texts and fonts that have their characters.
+    """Draws a figure, with literal texts.
 
     Args:
         figure: drawn once. It needs a `layout`, which is then computed here, and a formatter for
@@ -32,7 +31,6 @@ def to_png(figure: Figure, *, palette: bool = False) -> bytes:
     """
     for text in figure.findobj(Text):
         text.set_parse_math(False)
-        text.set_fontfamily(_families(text.get_text()))
     canvas, file = FigureCanvasAgg(figure), io.BytesIO()
     canvas.draw()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
@@ -44,51 +42,18 @@ def legible(text: str, longest: int = 80) -> str:
     """A name in the form in which a picture can show it.
 
     Args:
-        text: any text. Control characters are escaped. A character that no installed font has is
-            written as its code, such as U+65E5.
+        text: any text. Control characters are escaped. A character that the default font lacks
+            is written as its code, such as U+65E5.
         longest: a longer result is cut to this number of characters and ends with "…".
     """
     shown = "".join(
-        char if ord(char) < 128 or _font_of(char) else f"U+{ord(char):04X}"
-        for char in printable(text)
+        char if ord(char) in _characters() else f"U+{ord(char):04X}" for char in printable(text)
     )
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def _families(text: str) -> list[str]:
-    """The default font, and fonts with the characters that it lacks."""
-    others = {font for char in text if ord(char) >= 128 and (font := _font_of(char))}
-    return [_default(), *sorted(others - {_default()})]
-
-
-def _default() -> str:
-    return font_manager.FontProperties(family=rcParams["font.family"]).get_name()
-
-
 @functools.cache
-def _font_of(char: str) -> str | None:
-    """The family of a font that has the character, the default one if it does."""
-    default = font_manager.findfont(_default())
-    if _has(default, char):
-        return _default()
-    fonts = sorted(
-        (
-            font
-            for font in font_manager.fontManager.ttflist
-            if font.style == "normal" and not font.name.startswith(_BOXES)
-        ),
-        key=lambda font: ("Noto" not in font.name, font.weight != 400, font.name),
-    )
-    return next((font.name for font in fonts if _has(font.fname, char)), None)
-
-
-@functools.lru_cache(maxsize=64)
-def _characters(path: str) -> frozenset[int]:
+def _characters() -> frozenset[int]:
+    """Those of the default font."""
+    path = font_manager.findfont(font_manager.FontProperties(family=rcParams["font.family"]))
     return frozenset(FT2Font(path).get_charmap())
-
-
-def _has(path: str, char: str) -> bool:
-    try:
-        return ord(char) in _characters(path)
-    except (OSError, RuntimeError):  # a font file that is gone or damaged
-        return False
