@@ -95,7 +95,7 @@ def test_settings_in_commands_of_the_page_on_data_are_read():
         texts = [w.removeprefix("--set=") for w in words if w.startswith("--set=")]
         override(registry.get_params(model), texts)
         checked += len(texts)
-    assert checked >= 5
+    assert checked >= 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -174,7 +174,7 @@ def test_a_manifest(tmp_path, examples):
 
 
 PARAMS = get_params("tiny.MoE")
-PATHS = st.sampled_from([*to_fields(PARAMS), "model.moe", "optimizer", "input.stages"])
+PATHS = st.sampled_from([*to_fields(PARAMS), "model.moe", "optimizer", "input.corpora"])
 TOKENS = st.sampled_from(
     [
         *"()[]{},=:.'\"-+*01\\\n\0é",

@@ -1,4 +1,4 @@
-"""The mixture of training examples: several corpora, and changes at given steps.  P streams."""
+"""The mixture of training examples: the pairs of one or several corpora.  P streams."""
 
 import dataclasses
 import hashlib
@@ -6,11 +6,10 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveFloat, PositiveInt
+from lingvo_moe.core.fields import NonNegativeFloat, Params
 from lingvo_moe.core.patterns import Factors, check_found, first_match
 from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
@@ -24,7 +23,7 @@ class Corpus(Params):
     """A further prepared dataset with the same vocabularies, such as mined or back-translated text.
 
     Attributes:
-        name: its name in stages, logs and errors.
+        name: its name in logs and errors.
         data: its directory.
         weight: examples are drawn from it this many times as often as from the main dataset.
         tag: a text before every source, after the language's tag, such as "<bt>" (Caswell et al.
@@ -35,35 +34,6 @@ class Corpus(Params):
     data: str
     weight: NonNegativeFloat = 1.0
     tag: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stage(Params):
-    """Changes the mixture of InputParams from a step on.
-
-    A field that is None has the value of InputParams, not of the stage before.
-
-    Attributes:
-        from_step: number of steps before this stage.
-        pairs, temperature, pair_factors: as in InputParams.
-        weights: (name of a corpus, weight), …; the main dataset is "data". Other corpora have the
-            weight of InputParams.
-    """
-
-    from_step: PositiveInt
-    pairs: tuple[str, ...] | None = None
-    temperature: PositiveFloat | None = None
-    pair_factors: Factors | None = None
-    weights: tuple[tuple[str, NonNegativeFloat], ...] = ()
-
-
-class Mixture(NamedTuple):
-    """The mixture of one stage; the fields are those of Stage."""
-
-    pairs: tuple[str, ...]
-    temperature: float
-    pair_factors: Factors
-    weights: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,44 +105,59 @@ class Stream:
 
 
 @dataclasses.dataclass(frozen=True)
-class Curriculum:
-    """The streams to draw from, and their probabilities in each stage.
+class Mixture:
+    """The streams to draw from, and their probabilities.
 
     Attributes:
         streams: P streams, those of the main dataset first.
-        starts: the first step of each stage; the first is 0.
-        probabilities: float64 [P] of each stage.
+        probabilities: float64 [P], all above 0.
     """
 
     streams: tuple[Stream, ...]
-    starts: tuple[int, ...]
-    probabilities: tuple[np.ndarray, ...]
+    probabilities: np.ndarray
 
     @staticmethod
     def of(
-        dataset: Dataset, corpora: Sequence[Corpus], first: Mixture, stages: Sequence[Stage]
-    ) -> "Curriculum":
-        """The curriculum of a training run.
+        dataset: Dataset,
+        corpora: Sequence[Corpus],
+        pairs: Sequence[str],
+        temperature: float,
+        pair_factors: Factors,
+    ) -> "Mixture":
+        """The mixture of a training run.
 
         Args:
             dataset: the main dataset.
             corpora: further corpora.
-            first: the mixture before the first stage.
-            stages: in order of steps.
+            pairs, temperature, pair_factors: as in InputParams.
 
         Raises:
-            ValueError: a corpus does not fit the dataset; a stage names an unknown pair or corpus,
-                or a pair without examples; or no pair has a probability above 0.
+            ValueError: a corpus does not fit the dataset; a pair is unknown or has no examples; or
+                no pair has a probability above 0.
         """
-        mixtures = {0: first} | {stage.from_step: _changed(first, stage) for stage in stages}
         streams = [*_streams(dataset), *_further(dataset, corpora)]
-        found = [_probabilities(streams, dataset, one, step) for step, one in mixtures.items()]
-        used = np.flatnonzero(np.any(found, axis=0))
-        return Curriculum(
-            tuple(streams[i] for i in used),
-            tuple(mixtures),
-            tuple(probabilities[used] for probabilities in found),
-        )
+        _check_pairs(streams, dataset, corpora, pairs)
+        patterns = [pattern for pattern, _ in pair_factors]
+        check_found(patterns, [pair.name for pair in dataset.pairs], "input.pair_factors")
+        found = np.zeros(len(streams))
+        for corpus, weight in [(MAIN, 1.0), *((one.name, one.weight) for one in corpora)]:
+            here = [
+                i
+                for i, one in enumerate(streams)
+                if one.corpus == corpus and (one.pair.name in pairs or not pairs)
+            ]
+            if here:
+                factors = [first_match(pair_factors, streams[i].pair.name, 1.0) for i in here]
+                sizes = [streams[i].size for i in here]
+                shares = sampling_probabilities(sizes, temperature)
+                found[here] = weight * np.array(factors) * shares
+        if not found.any():
+            raise ValueError(
+                f"input.pair_factors={pair_factors} and the weights of input.corpora leave out all "
+                f"pairs; give one of them a factor and a weight above 0."
+            )
+        used = np.flatnonzero(found)
+        return Mixture(tuple(streams[i] for i in used), found[used] / found.sum())
 
     @property
     def examples(self) -> dict[str, int]:
@@ -182,15 +167,6 @@ class Curriculum:
             sizes[stream.pair.name] += stream.size
         return dict(sizes)
 
-    def at(self, step: int) -> np.ndarray:
-        """float64 [P], the probability of each stream after `step` steps."""
-        return self.probabilities[int(np.searchsorted(self.starts, step, side="right")) - 1]
-
-    def shares(self, steps: int) -> np.ndarray:
-        """float64 [P], the share of each stream among the draws of `steps` (>= 1) steps."""
-        lengths = np.diff(np.minimum([*self.starts, steps], steps))
-        return np.average(self.probabilities, axis=0, weights=lengths)
-
 
 def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
     """float64 [P], p ∝ size^(1/T): T = 1 samples by size, large T evenly (Arivazhagan 2019)."""
@@ -199,41 +175,10 @@ def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-def check_names(corpora: Sequence[Corpus], stages: Sequence[Stage]) -> None:
-    """Checks the names of corpora, and the order of stages.
-
-    Raises:
-        ValueError: two corpora have the same name, stages are not in order of steps, or a stage
-            names an unknown corpus.
-    """
-    names = [MAIN, *(corpus.name for corpus in corpora)]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise ValueError(
-            f"input.corpora must have different names, other than {MAIN!r}; used twice: {repeated}."
-        )
-    steps = [stage.from_step for stage in stages]
-    if steps != sorted(set(steps)):
-        raise ValueError(
-            f"input.stages must be in order of from_step, each step once, got {steps}."
-        )
-    for stage in stages:
-        if unknown := [name for name, _ in stage.weights if name not in names]:
-            raise ValueError(
-                f"input.stages: no corpus is named {unknown[0]!r}; give one of {names}."
-            )
-
-
 def identity(dataset: Dataset, corpora: Sequence[Corpus]) -> str:
     """SHA-256 of the dataset and the further corpora, in hexadecimal."""
     digests = [dataset.sha256, *(_load(corpus).sha256 for corpus in corpora)]
     return hashlib.sha256("".join(digests).encode()).hexdigest() if corpora else digests[0]
-
-
-def _changed(first: Mixture, stage: Stage) -> Mixture:
-    given = {name: getattr(stage, name) for name in ("pairs", "temperature", "pair_factors")}
-    weights = first.weights | dict(stage.weights)
-    return first._replace(**{n: v for n, v in given.items() if v is not None}, weights=weights)
 
 
 def _streams(dataset: Dataset) -> list[Stream]:
@@ -275,13 +220,13 @@ def _further(dataset: Dataset, corpora: Sequence[Corpus]) -> list[Stream]:
     return streams
 
 
-def _check_pairs(streams, dataset, mixture) -> None:
+def _check_pairs(streams, dataset, corpora, pairs) -> None:
     """Raises ValueError if a named pair is unknown, or has no examples in any corpus."""
-    named = [dataset.pair(name).name for name in mixture.pairs]
+    named = [dataset.pair(name).name for name in pairs]
     present = {stream.pair.name for stream in streams}
     empty = [name for name in named if name not in present]
     if empty or not present:
-        further = ", ".join(name for name in mixture.weights if name != MAIN)
+        further = ", ".join(corpus.name for corpus in corpora)
         raise ValueError(
             f"There are no training examples for {', '.join(empty) or 'any pair'} in "
             f"{dataset.directory}{f' and in the corpora {further}' if further else ''}. Prepare "
@@ -297,31 +242,3 @@ def _load(corpus: Corpus) -> Dataset:
             f"Corpus {corpus.name}: {error} If it was moved, give its place in "
             f'--set="input.corpora=(Corpus(name={corpus.name!r},data=…),)".'
         ) from error
-
-
-def _probabilities(streams, dataset, mixture, step) -> np.ndarray:
-    """float64 [P]: the corpus is drawn by weight, its pair by size, temperature and factor."""
-    where = f"input.stages from step {step}" if step else "input"
-    _check_pairs(streams, dataset, mixture)
-    patterns = [pattern for pattern, _ in mixture.pair_factors]
-    check_found(patterns, [pair.name for pair in dataset.pairs], f"{where}.pair_factors")
-    found = np.zeros(len(streams))
-    for corpus, weight in mixture.weights.items():
-        here = [
-            i
-            for i, one in enumerate(streams)
-            if one.corpus == corpus and (one.pair.name in mixture.pairs or not mixture.pairs)
-        ]
-        if not here or not weight:
-            continue
-        factors = [first_match(mixture.pair_factors, streams[i].pair.name, 1.0) for i in here]
-        sizes = [streams[i].size for i in here]
-        found[here] = (
-            weight * np.array(factors) * sampling_probabilities(sizes, mixture.temperature)
-        )
-    if not found.any():
-        raise ValueError(
-            f"{where}.pair_factors={mixture.pair_factors} with weights {mixture.weights} leaves "
-            f"out all pairs; give one of them a factor and a weight above 0."
-        )
-    return found / found.sum()

@@ -116,13 +116,6 @@ class Pool:
         self._ages[: len(ages)] = ages
         self._drawn = int(self._ages.max()) + 1
 
-    def keep(self, wanted: Callable[[tuple[int, int]], bool]) -> None:
-        """Removes the waiting examples whose origin is not `wanted`."""
-        kept = [slot for slot, one in enumerate(self._waiting) if wanted(one.origin)]
-        drawn = self._drawn
-        self.restore([self._waiting[slot] for slot in kept], self._ages[kept])
-        self._drawn = drawn
-
     def fill(self, rows: int) -> list[Row]:
         """Packs the next rows."""
         while len(self._waiting) < self._size:

@@ -4,7 +4,6 @@ P language pairs.
 """
 
 import dataclasses
-import itertools
 import math
 import os
 import queue
@@ -17,8 +16,8 @@ import numpy as np
 from lingvo_moe.core.fields import FROM_DATA, FromData, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.patterns import Factors
-from lingvo_moe.data.curriculum import MAIN, Corpus, Curriculum, Mixture, Stage, check_names
 from lingvo_moe.data.dataset import Dataset, Example
+from lingvo_moe.data.mixture import MAIN, Corpus, Mixture
 from lingvo_moe.data.modifiers.base import Modifier
 from lingvo_moe.data.packing import Packer, Shape, batch_of
 from lingvo_moe.data.virtual_shard import Reader, VirtualShard
@@ -40,7 +39,6 @@ class InputParams(Params):
             own rows. None for the largest power of 2, up to 64, that gives each part a multiple of
             8 rows.
         corpora: further datasets that are mixed with the main dataset.
-        stages: changes of pairs, temperature, factors and weights at given steps.
         modifiers: random changes of examples, such as typing errors, applied in order.
     """
 
@@ -52,7 +50,6 @@ class InputParams(Params):
     pair_factors: Factors = ()
     virtual_shards: PositiveInt | None = None
     corpora: tuple[Corpus, ...] = ()
-    stages: tuple[Stage, ...] = ()
     modifiers: tuple[Modifier, ...] = ()
 
     def __post_init__(self):
@@ -62,24 +59,13 @@ class InputParams(Params):
                 f"input.virtual_shards must divide input.batch_size={self.batch_size}, got "
                 f"{self.virtual_shards}."
             )
-        check_names(self.corpora, self.stages)
+        names = [MAIN, *(corpus.name for corpus in self.corpora)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"input.corpora must have names of their own, got {names}.")
 
-    def curriculum(self, dataset: Dataset) -> Curriculum:
-        """The mixture of examples, with this main dataset; raises as `Curriculum.of`."""
-        weights = {MAIN: 1.0} | {corpus.name: corpus.weight for corpus in self.corpora}
-        first = Mixture(self.pairs, self.temperature, self.pair_factors, weights)
-        return Curriculum.of(dataset, self.corpora, first, self.stages)
-
-    @property
-    def trained_pairs(self) -> tuple[str, ...]:
-        """The pairs of all stages, in the order in which they are named first; () for all."""
-        given = [self.pairs, *(one.pairs for one in self.stages if one.pairs is not None)]
-        return tuple(dict.fromkeys(itertools.chain(*given))) if all(given) else ()
-
-    def with_pairs(self, pairs: Sequence[str]) -> "InputParams":
-        """The same input with these pairs in all stages."""
-        stages = tuple(dataclasses.replace(stage, pairs=None) for stage in self.stages)
-        return dataclasses.replace(self, pairs=tuple(pairs), stages=stages)
+    def mixture(self, dataset: Dataset) -> Mixture:
+        """The mixture of examples, with this main dataset; raises as `Mixture.of`."""
+        return Mixture.of(dataset, self.corpora, self.pairs, self.temperature, self.pair_factors)
 
     def with_absolute_paths(self) -> "InputParams":
         """The same input, whose corpora are found from every working directory."""
@@ -181,7 +167,7 @@ class TrainInput:
 
     Attributes:
         dataset, params, seed, part: those of the constructor; all virtual shards if part was None.
-        curriculum: the streams and their probabilities.
+        mixture: the streams and their probabilities.
     """
 
     def __init__(self, dataset: Dataset, params: InputParams, seed: int, part: Part | None = None):
@@ -194,17 +180,17 @@ class TrainInput:
             part: the virtual shards that this process packs; None for all.
 
         Raises:
-            ValueError: as `Curriculum.of`.
+            ValueError: as `Mixture.of`.
         """
         shards = params.num_virtual_shards
         self.dataset, self.params, self.seed = dataset, params, seed
         self.part = part or Part(*np.ones([2, shards], bool))
-        self.curriculum = params.curriculum(dataset)
+        self.mixture = params.mixture(dataset)
         self._shape = Shape(params.batch_size, params.source_length, params.target_length)
-        self._reader = Reader(self.curriculum.streams, seed, self._shape, params.modifiers)
+        self._reader = Reader(self.mixture.streams, seed, self._shape, params.modifiers)
         rows = self._shape._replace(rows=params.batch_size // shards)
         self._shards = {
-            v: VirtualShard(v, shards, self._reader, rows)
+            v: VirtualShard(v, shards, self._reader, rows, self.mixture.probabilities)
             for v in np.flatnonzero(self.part.packed).tolist()
         }
         self._batches = 0
@@ -225,8 +211,7 @@ class TrainInput:
 
     def next_rows(self) -> NestedMap:
         """The rows of the next batch that this process packs; see `next_batch`."""
-        probabilities = self.curriculum.at(self._batches)
-        rows = [row for shard in self._shards.values() for row in shard.next_rows(probabilities)]
+        rows = [row for shard in self._shards.values() for row in shard.next_rows()]
         self._batches += 1
         return batch_of(rows, self._shape._replace(rows=len(rows)))
 
@@ -268,7 +253,7 @@ class TrainInput:
             ValueError: the state has other pairs or virtual shards.
         """
         shape = np.shape(state["counters"])
-        ours = len(self.part.packed), len(self.curriculum.streams)
+        ours = len(self.part.packed), len(self.mixture.streams)
         if shape != ours:
             raise ValueError(
                 f"The checkpoint's input has {shape[1]} pairs and {shape[0]} virtual shards, this "
@@ -310,11 +295,8 @@ class RowShard:
 
 
 def eval_batches(dataset: Dataset, split: str, params: InputParams) -> Iterator[NestedMap]:
-    """Every example of a split that fits a row, once, in order, in batches of the train shape.
-
-    The pairs are those of all stages of training.
-    """
-    pairs = [dataset.pair(name) for name in params.trained_pairs] or dataset.pairs
+    """Every example of a split that fits a row, once, in order, in batches of the train shape."""
+    pairs = [dataset.pair(name) for name in params.pairs] or dataset.pairs
     return pack(
         ((example, p.index) for p in pairs for example in dataset.examples(split, p.name)), params
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.data.curriculum import Stream
+from lingvo_moe.data.mixture import Stream
 from lingvo_moe.data.modifiers.base import Modifier
 from lingvo_moe.data.packing import Pool, Row, Shape, Waiting
 from lingvo_moe.data.shuffle import hash_numbers, permuted, to_shares
@@ -90,7 +90,9 @@ class VirtualShard:
         skipped: number of drawn examples that were longer than a row.
     """
 
-    def __init__(self, number: int, shards: int, reader: Reader, shape: Shape):
+    def __init__(
+        self, number: int, shards: int, reader: Reader, shape: Shape, probabilities: np.ndarray
+    ):
         """Begins at the first batch.
 
         Args:
@@ -98,9 +100,11 @@ class VirtualShard:
             shards: V.
             reader: reads the examples.
             shape: the shape of this shard's rows.
+            probabilities: float64 [P], of drawing from each stream.
         """
         self._number, self._shards, self._reader, self._shape = number, shards, reader, shape
-        self._probabilities = self._bounds = np.zeros(0)
+        bounds = np.cumsum(probabilities)
+        self._bounds = bounds / bounds[-1]
         self._draws = 0  # number of draws before the chunk
         self._counters = np.zeros(len(reader.streams), np.int64)  # the same for each stream
         self._drawn = np.zeros(0, np.int64)  # the streams of the chunk
@@ -109,18 +113,12 @@ class VirtualShard:
         self._pool = Pool(self._draw, LOOK_AHEAD, shape[1:])
         self.skipped, self._skipped_in_a_row = 0, 0
 
-    def next_rows(self, probabilities: np.ndarray) -> list[Row]:
+    def next_rows(self) -> list[Row]:
         """The shard's rows of the next batch.
-
-        Args:
-            probabilities: float64 [P], of drawing from each stream. Waiting examples of a stream
-                with probability 0 are dropped.
 
         Raises:
             ValueError: more than MOST_SKIPPED examples in succession do not fit a row.
         """
-        if probabilities is not self._probabilities:
-            self._change(probabilities)
         return self._pool.fill(self._shape.rows)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -137,16 +135,8 @@ class VirtualShard:
         """Continues from a state."""
         self._draws, self._counters = int(state["draws"]), np.array(state["counters"], np.int64)
         self._drawn, self._chunk, self._used = self._drawn[:0], [], 0
-        self._probabilities = np.zeros(0)  # unknown, so `next_rows` checks the waiting examples
         waiting = state["waiting"][state["waiting"][:, 0] >= 0]
         self._pool.restore(self._reader.read(waiting[:, 0], waiting[:, 1]), waiting[:, 2])
-
-    def _change(self, probabilities):
-        """Uses these probabilities for the next draws."""
-        self._probabilities, bounds = probabilities, np.cumsum(probabilities)
-        self._bounds = bounds / bounds[-1]
-        self._drawn, self._chunk = self._drawn[: self._used], self._chunk[: self._used]
-        self._pool.keep(lambda origin: probabilities[origin[0]] > 0)
 
     def _draw(self) -> Waiting:
         """The next example that fits an empty row."""

@@ -19,7 +19,6 @@ from lingvo_moe.serving.formats.base import read_theta
 from lingvo_moe.serving.formats.saved_model import SavedModel, ServedModel
 from lingvo_moe.serving.formats.tf_serving import TFServing
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.model import Model
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 SEVERAL = "kara mi so ti.  mi kara so.  kara mi kara."
@@ -83,14 +82,6 @@ def test_translations_have_the_form_of_their_language(exported):
 @pytest.mark.parametrize("text", ["\ufffd", "▁"])
 def test_what_the_vocabulary_reads_as_nothing_is_copied(exported, text):
     assert exported.translate([text]) == [[(text, 0.0, (), ())]]
-
-
-def test_its_pairs_are_those_of_all_stages(tmp_path):
-    stage = "input.stages=(Stage(from_step=5,pairs=('qta-en',)),)"
-    staged = _random(tmp_path, "input.pairs=('qna-en',)", stage)
-    assert Model(staged, Local).pairs == ("qna-en", "qta-en")
-    about = ServedModel(staged, read_theta(staged)[0]).about()
-    assert about["pairs"].numpy().tolist() == [b"qna-en", b"qta-en"]
 
 
 def test_it_knows_its_model(model_dir, exported):

@@ -330,7 +330,7 @@ class Pruning(Params):
         sources, targets = map(set, zip(*(pair.split("-") for pair in pairs), strict=True))
         known = targets | (sources if model_dir.task.needs_source_language else set())
         tags = {language: tag for language, tag in model_dir.tags.items() if language in known}
-        given = model_dir.params.input.with_pairs(pairs)
+        given = dataclasses.replace(model_dir.params.input, pairs=tuple(pairs))
         params = evolve(model_dir.params, "input", given)
         return dataclasses.replace(model_dir, params=params, tags=tags)
 

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.curriculum import Stage
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.node_limited import NodeLimited
@@ -362,13 +361,13 @@ def test_languages_name_pairs(model_dir):
     assert pairs("qna") == pairs("qna-en") == ("qna-en",)
 
 
-def test_pairs_of_all_stages_are_kept(model_dir):
-    stage = Stage(from_step=9, pairs=("qta-en", "qto-en"))
-    inputs = dataclasses.replace(model_dir.params.input, pairs=("qna-en",), stages=(stage,))
+def test_pairs_of_training_are_kept(model_dir):
+    trained = ("qna-en", "qta-en", "qto-en")
+    inputs = dataclasses.replace(model_dir.params.input, pairs=trained)
     staged = dataclasses.replace(
         model_dir, params=dataclasses.replace(model_dir.params, input=inputs)
     )
-    assert Pruning(share=0.5).pairs(staged) == ("qna-en", "qta-en", "qto-en")
+    assert Pruning(share=0.5).pairs(staged) == trained
     pruned, _, _ = read_model(staged, None, Pruning(share=0.5, languages=("qto",)))
-    assert pruned.params.input.trained_pairs == ("qto-en",)
+    assert pruned.params.input.pairs == ("qto-en",)
     assert Pruning(share=0.5, languages=("qto",)).narrow(staged).some_languages == ("qto", "en")

@@ -17,7 +17,6 @@ from lingvo_moe.core import lock
 from lingvo_moe.core.fields import FROM_DATA, list_of
 from lingvo_moe.core.files import check_file_name, check_output, maker_of, new_directory
 from lingvo_moe.core.lines import first_of
-from lingvo_moe.core.params import override, text_of
 from lingvo_moe.data.corpora import write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
@@ -93,7 +92,7 @@ def train_baselines(
 def _with_train_lines(job: TrainingJob, report) -> list[str]:
     """The pairs with training examples, also in further corpora; `report` takes the others."""
     params = ModelDir.params_for_training(job.logdir, job.model, job.overrides, job.params)
-    trained = params.input.with_pairs([]).curriculum(job.dataset).examples
+    trained = dataclasses.replace(params.input, pairs=()).mixture(job.dataset).examples
     names = [pair.name for pair in job.dataset.pairs]
     for name in names:
         if name not in trained:
@@ -174,7 +173,7 @@ def _model(job: TrainingJob, pairs: Sequence[str], several: bool) -> _Model:
         pair: dataclasses.replace(
             job,
             logdir=_logdir(job, pair),
-            overrides=[*job.overrides, *_alone(job, pair)],
+            overrides=[*job.overrides, f"input.pairs={(pair,)!r}"],
         )
         for pair in pairs
     }
@@ -190,13 +189,6 @@ def _model(job: TrainingJob, pairs: Sequence[str], several: bool) -> _Model:
 def _logdir(job: TrainingJob, pair: str) -> Path:
     """Where a pair's model is trained."""
     return job.logdir / job.model / pair
-
-
-def _alone(job: TrainingJob, pair: str) -> list[str]:
-    """The `--set` texts that train on one pair alone, in all stages."""
-    params = job.params or ModelDir.params_for_training(_logdir(job, pair), job.model, [])
-    alone = override(params, job.overrides).input.with_pairs([pair])
-    return [f"input.pairs={alone.pairs!r}", f"input.stages={text_of(alone.stages)}"]
 
 
 def _with_own_data(model: _Model, output: Path) -> _Model:
@@ -281,7 +273,7 @@ def _check_room(models, dataset):
 def _check_logdir(run, job, own_vocabulary):
     """Raises ValueError if the run of a job cannot be trained, or resumed in its logdir."""
     try:
-        _model_dir(run).params.input.curriculum(run.dataset)
+        _model_dir(run).params.input.mixture(run.dataset)
     except ValueError as error:
         begun = run.logdir / "source.model"
         if begun.exists() and Vocabulary.load(begun).sha256 != run.dataset.hashes["source"]:
@@ -297,7 +289,7 @@ def _check_rows(run: TrainingJob, pair: str, several: bool) -> None:
     examples: dict[str, Iterable[Example]] = {
         "train": (
             stream.with_tag(stream.example(i))
-            for stream in given.curriculum(run.dataset).streams
+            for stream in given.mixture(run.dataset).streams
             for i in range(stream.size)
         )
     }
@@ -391,7 +383,7 @@ def _told(output, chosen, several):
     """A pair's translations with the number of its training examples and the chosen model."""
     name, run = chosen
     params = _model_dir(run).params
-    count = params.input.curriculum(run.dataset).examples[output.pair]
+    count = params.input.mixture(run.dataset).examples[output.pair]
     told = dataclasses.replace(output, train_examples=count)
     return dataclasses.replace(told, model=name) if several else told
 

@@ -215,17 +215,15 @@ def test_a_pair_with_other_params_has_a_runtime_of_its_own(tmp_path, pretended):
     assert made == [0.3, 0.1] * 2  # pairs with equal params share a runtime
 
 
-def test_a_pair_is_trained_alone_in_all_stages(tmp_path, pretended):
+def test_a_pair_is_trained_alone(tmp_path, pretended):
     pretended.update({(MODELS[0], pair): 1.0 for pair in ("qna-en", "qta-en")})
-    stages = "input.stages=(Stage(from_step=5,pairs=()),Stage(from_step=9,temperature=1.0))"
-    job = training_job(tmp_path, stages, model=MODELS[0], make_runtime=lambda *_: MODELS[0])
+    job = training_job(tmp_path, model=MODELS[0], make_runtime=lambda *_: MODELS[0])
     for _ in range(2):  # the second call opens the logdirs
         train_baselines([job], ["qna-en", "qta-en"])
     for pair in ("qna-en", "qta-en"):
         params = ModelDir.open(tmp_path / MODELS[0] / pair).params.input
-        assert params.trained_pairs == (pair,)
-        assert params.curriculum(dataset()).examples.keys() == {pair}
-        assert [stage.temperature for stage in params.stages] == [None, 1.0]
+        assert params.pairs == (pair,)
+        assert params.mixture(dataset()).examples.keys() == {pair}
 
 
 def test_another_model_leaves_the_logdirs_that_there_are(tmp_path, pretended):

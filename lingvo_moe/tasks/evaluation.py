@@ -10,9 +10,9 @@ import numpy as np
 from lingvo_moe.core.fields import list_of
 from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.core.lines import first_of
-from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.lengths import amount
+from lingvo_moe.data.mixture import identity
 from lingvo_moe.data.pipeline import eval_batches
 from lingvo_moe.data.sentences import left_out
 from lingvo_moe.evaluation import tokenizers
@@ -217,7 +217,7 @@ def count_trained_on(
     counts = {pair.name: pair.examples.get("train", 0) for pair in dataset.pairs}
     try:
         if identity(dataset, inputs.corpora) == model_dir.data:
-            counts, cause = inputs.curriculum(dataset).examples, ""
+            counts, cause = inputs.mixture(dataset).examples, ""
     except ValueError as error:
         cause = str(error)
     seen: Sequence[str] = model_dir.seen_pairs
@@ -470,7 +470,7 @@ def _source_use(model_dir, runtime, dataset, split, pairs, report) -> Mapping[st
     params = model_dir.params
     batches = SplitBatches.of(
         dataset,
-        params.input.with_pairs(pairs),
+        dataclasses.replace(params.input, pairs=tuple(pairs)),
         params.train.source_use_sentences,
         split,
     )

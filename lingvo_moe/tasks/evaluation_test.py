@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU
 
 from lingvo_moe.core.files import MANIFEST
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.curriculum import Corpus, identity
+from lingvo_moe.data.mixture import Corpus, identity
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.report import load_report

@@ -149,12 +149,6 @@ def initialize(
         runtime.initialize(params.train.seed)
         return 0, ""
     old = ModelDir.open(Path(params.init.logdir))
-    if params.init.optimizer_state and params.input.stages:
-        raise ValueError(
-            "init.optimizer_state=True goes on with the number of steps of the other model, and "
-            "input.stages count the steps of this run, so stages would begin too late. Leave out "
-            "one of them."
-        )
     if params.init.optimizer_state:  # training goes on from the weights themselves
         old = old.with_overrides(["averaging=Raw()"])
     _check_relatives(model_dir, old)

@@ -388,10 +388,6 @@ WRONG = [
     ("init.step=9", "has no checkpoint of step 9. Give one of its steps: 1"),
     ("init.logdir=/no/such", "/no/such is no logdir: it does not exist"),
     (
-        ("init.optimizer_state=True", "input.stages=(Stage(from_step=4,temperature=1),)"),
-        "input.stages count the steps of this run, so stages would begin too late. Leave out one",
-    ),
-    (
         ("optimizer=Lion(schedule=Constant(learning_rate=0.1))", "init.optimizer_state=True"),
         "takes the state of Adafactor, and this model trains with Lion; set it to False",
     ),

@@ -12,9 +12,9 @@ from lingvo_moe.core import plugins, registry
 from lingvo_moe.core.files import check_fields, read_json, write_whole
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.params import check_readable, evolve, override, to_fields
-from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.language_codes import are_near
+from lingvo_moe.data.mixture import identity
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.data.work import digest_of
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
@@ -116,7 +116,7 @@ class ModelDir:
         params = with_values(params, chosen)
         check_readable(params)
         params.init.check_effect()
-        seen, forms = list(params.input.curriculum(dataset).examples), dataset.forms
+        seen, forms = list(params.input.mixture(dataset).examples), dataset.forms
         if params.init.logdir:
             first = ModelDir.open(Path(params.init.logdir))
             seen, forms = [*seen, *first.task.trained_pairs], {**first.forms, **forms}
@@ -362,11 +362,11 @@ class ModelDir:
 
     @property
     def translated_pairs(self) -> tuple[str, ...]:
-        """The pairs of `input.pairs` and all stages, or all pairs of the model if these name none.
+        """The pairs of `input.pairs`, or all pairs of the model if it names none.
 
         Pairs that a router by task has no experts for are left out.
         """
-        pairs, task = self.params.input.trained_pairs or self.pairs, self.task
+        pairs, task = self.params.input.pairs or self.pairs, self.task
         return tuple(pair for pair in pairs if task.has_experts_for(pair))
 
     @property

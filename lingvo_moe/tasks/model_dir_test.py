@@ -118,7 +118,6 @@ class TestWhatIsRead:
             ("model.moe=None", r"model\.moe=MoEParams, but --set gives None"),
             ("source_vocab_size=600", r"source_vocab_size=512"),
             ("input.pairs=('qna-en',)", r"input\.pairs=\(\), but"),
-            ("input.stages=(Stage(from_step=1,pairs=('qna-en',)),)", r"input\.stages=\(\), but"),
         ],
     )
     def test_the_trained_function_may_not(self, logdir, text, path):
@@ -197,11 +196,6 @@ class TestSeenPairs:
         data = without("train", "qna-en", "qto-en")
         new = ModelDir.for_training(tmp_path / "new", "tiny.MoE", texts, data)
         assert new.task.trained_tasks == {"qna-en": 0, "qnu-en": 1, "qta-en": 2}
-
-    def test_the_languages_of_an_example_are_of_a_stage(self, tmp_path):
-        texts = ["input.pairs=('qto-en',)", "input.stages=(Stage(from_step=5,pairs=()),)"]
-        made = ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, *texts], dataset())
-        assert made.some_languages == ("qna", "en")  # a stage has all pairs
 
 
 class TestGoingOn:

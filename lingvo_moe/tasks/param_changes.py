@@ -13,7 +13,6 @@ _Both = tuple[str, str]
 _FIXED = ("seed", "best_by")  # fields of TrainParams; others may change
 _NEVER = (
     "input.pairs",
-    "input.stages",
     "optimizer.ema_decay",  # without it the averages would be lost
 )
 

@@ -62,8 +62,8 @@ class TrainText:
     def __init__(self, dataset: Dataset, params: TranslationParams):
         """Reads only dataset.json, of the main dataset and of further corpora."""
         self.dataset = dataset
-        self.curriculum = params.input.curriculum(dataset)
-        self.streams = self.curriculum.streams
+        self.mixture = params.input.mixture(dataset)
+        self.streams = self.mixture.streams
         self.tables = _tables(self.streams, "train")
         # Of the main dataset; further corpora need no dev.
         self.dev_tables = _tables((one for one in self.streams if not one.number), "dev")
@@ -71,7 +71,7 @@ class TrainText:
     @functools.cached_property
     def shares(self) -> np.ndarray:
         """[P], the probability of drawing each pair at first."""
-        return self.curriculum.at(0)
+        return self.mixture.probabilities
 
     @functools.cached_property
     def mean_tokens(self) -> np.ndarray:

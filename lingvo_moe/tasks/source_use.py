@@ -43,7 +43,7 @@ class SplitBatches(NamedTuple):
 
         Args:
             dataset: prepared data.
-            params: they give the pairs of all stages and the shape of a batch.
+            params: they give the pairs and the shape of a batch.
             sentences: size of the sample, spread evenly over the pairs; 0 for no sample. Of each
                 pair at least about 200 target tokens are sampled, if it has them: a warning names
                 only pairs with at least 100. A pair with one example is not sampled, because it has
@@ -53,7 +53,7 @@ class SplitBatches(NamedTuple):
         Raises:
             OSError: a shard is missing or damaged.
         """
-        names = params.trained_pairs or [pair.name for pair in dataset.pairs]
+        names = params.pairs or [pair.name for pair in dataset.pairs]
         share = math.ceil(sentences / len(names))
         row = Packer(1, params.source_length, params.target_length)
         sampled, foreign, rest, fitting = [], [], [], {}

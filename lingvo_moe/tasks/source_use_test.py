@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.curriculum import Stage
 from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.pipeline import InputParams, eval_batches
 from lingvo_moe.tasks import source_use
@@ -99,14 +98,3 @@ def test_of_each_pair_there_are_two_lines_at_least(monkeypatch):
     params = InputParams(batch_size=4, source_length=48, target_length=32)
     sampled = _examples(SplitBatches.of(dataset(), params, 4).sampled)
     assert sorted(pair for pair, *_ in sampled) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_the_pairs_are_those_of_all_stages():
-    first, later = ("qna-en",), (Stage(from_step=9, pairs=("qta-en",)),)
-    params = InputParams(
-        batch_size=4, source_length=48, target_length=32, pairs=first, stages=later
-    )
-    batches = SplitBatches.of(dataset(), params, 20)
-    indices = {dataset().pair(name).index for name in ("qna-en", "qta-en")}
-    assert {x[0] for x in _examples(batches.sampled)} == indices
-    assert {x[0] for x in _examples(batches.rest)} == indices

@@ -338,10 +338,10 @@ class TestDevPairs:
         runtime = types.SimpleNamespace(translate=None)
         return training._Evaluator(model_dir, data, runtime, None)
 
-    def test_they_are_those_of_all_stages_from_the_first_step(self, tmp_path):
-        pairs, later = "input.pairs=('qto-en',)", "Stage(from_step=9,pairs=('qta-en',))"
+    def test_they_are_those_of_training(self, tmp_path):
+        pairs = "input.pairs=('qto-en','qta-en')"
         router = "model.moe.router=ByTask(task='source')"
-        evaluator = self._evaluator(tmp_path, dataset(), pairs, f"input.stages=({later},)", router)
+        evaluator = self._evaluator(tmp_path, dataset(), pairs, router)
         assert evaluator._sample.keys() == {("en", "qto"), ("en", "qta")}
         ids = np.unique(np.stack([batch.target_pair_ids for batch in evaluator._dev.sampled]))
         assert ids.tolist() == [0, 2, 3]  # padding, qta-en, qto-en

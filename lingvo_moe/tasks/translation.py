@@ -258,7 +258,7 @@ class TranslationTask:
     @property
     def trained_pairs(self) -> tuple[str, ...]:
         """The pairs that the model is trained on, without those known to have no training text."""
-        wanted = self.params.input.trained_pairs or self.seen_pairs or self.pairs
+        wanted = self.params.input.pairs or self.seen_pairs or self.pairs
         known = set(self.seen_pairs or wanted)
         return tuple(pair for pair in wanted if pair in known)
 

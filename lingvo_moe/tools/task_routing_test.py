@@ -52,13 +52,6 @@ class TestTaskId:
         with pytest.raises(ValueError, match=r"routes by source .*'qna'; it was trained on qnu, q"):
             task.task_id("qna", "en")
 
-    def test_pairs_of_a_later_stage_are_trained_too(self):
-        some = "input.pairs=('qnu-en','qto-en')"
-        more = "input.stages=(Stage(from_step=5,pairs=('qta-en',)),)"
-        assert task_of("source", some, more).trained_tasks == {"qnu": 1, "qta": 2, "qto": 3}
-        everything = "input.stages=(Stage(from_step=5,pairs=()),)"
-        assert len(task_of("source", some, everything).trained_tasks) == 4
-
     def test_a_pair_without_training_text_is_not_trained(self):
         pairs = ("de-en", "en-fr", "de-fr")  # de-fr has lines of dev and test only
         task = dataclasses.replace(task_of("pair"), pairs=pairs, seen_pairs=pairs[:2])

@@ -3,8 +3,8 @@ import random
 import numpy as np
 import pytest
 
-from lingvo_moe.data.curriculum import Stream
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo
+from lingvo_moe.data.mixture import Stream
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 from lingvo_moe.data.modifiers.copying import Copying
 from lingvo_moe.data.modifiers.merging import Merging
