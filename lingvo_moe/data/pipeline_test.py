@@ -251,13 +251,6 @@ def test_unknown_and_empty_pairs(tmp_path):
         TrainInput(_make(tmp_path, []), PARAMS, seed=1)
 
 
-def test_a_shard_of_another_length(tmp_path):
-    dataset = _make(tmp_path, [4])
-    write_records(tmp_path / "train/x0-en-0", [Example(np.array([4, 2]), np.array([2]))] * 3)
-    with pytest.raises(OSError, match=r"x0-en-0 has 3 examples where .* implies 4"):
-        TrainInput(dataset, PARAMS, seed=1).next_batch()
-
-
 def test_virtual_shards_divide_the_batch():
     with pytest.raises(ValueError, match=r"must divide input\.batch_size=6, got 4"):
         InputParams(batch_size=6, virtual_shards=4)
