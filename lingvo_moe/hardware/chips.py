@@ -4,20 +4,14 @@ Units: FLOP/s, bytes, bytes/s, seconds, all per device; a device is what XLA cal
 """
 
 import dataclasses
-import math
-from pathlib import Path
-from typing import Annotated, Any
 
-from lingvo_moe.core.fields import Params, PositiveFloat, Rule
-from lingvo_moe.core.files import read_json
-from lingvo_moe.hardware.links import Interconnect, Line, Measured, Switched, Torus
+from lingvo_moe.hardware.links import Interconnect, Switched, Torus
 
 GB, US = 1e9, 1e-6
-PartOfPeak = Annotated[float, Rule("in (0, 1]", lambda share: 0 < share <= 1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Efficiency(Params):
+class Efficiency:
     """The share of its peak that each resource reaches; one set for all models.
 
     Attributes:
@@ -26,16 +20,13 @@ class Efficiency(Params):
         network: share of the links' bandwidth, without overlap of communication and compute.
     """
 
-    matmul: PartOfPeak = 0.7
-    memory: PartOfPeak = 0.4
-    network: PartOfPeak = 0.15
-
-
-MEASURED = Efficiency(matmul=1.0, memory=1.0, network=1.0)
+    matmul: float = 0.7
+    memory: float = 0.4
+    network: float = 0.15
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hardware(Params):
+class Hardware:
     """One kind of device.
 
     Attributes:
@@ -51,20 +42,13 @@ class Hardware(Params):
 
     description: str
     matmul: dict[str, float]
-    memory: PositiveFloat
-    bandwidth: PositiveFloat
+    memory: float
+    bandwidth: float
     interconnect: Interconnect
     wire_bytes: dict[str, int] = dataclasses.field(
         default_factory=lambda: {"float32": 4, "bfloat16": 2}
     )
     efficiency: Efficiency = Efficiency()
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name, values in (("matmul", self.matmul), ("wire_bytes", self.wire_bytes)):
-            for dtype, value in values.items():
-                if type(value) not in (int, float) or not 0 < value < math.inf:
-                    raise ValueError(f"{name} must give {dtype} a number above 0, got {value!r}.")
 
 
 _TPU_WIRE = {"float32": 2, "bfloat16": 2}
@@ -155,42 +139,15 @@ HARDWARE = {
 }
 
 
-NAMES = f"one of {', '.join(HARDWARE)}, or a .json file of lingvo-moe-plan --calibrate"
+NAMES = f"one of {', '.join(HARDWARE)}"
 
 
 def find_hardware(name: str) -> Hardware:
-    """The hardware with this name, or from a file that `lingvo-moe-plan --calibrate` wrote.
-
-    Args:
-        name: a key of HARDWARE, or a path that ends in .json.
+    """The hardware with this name.
 
     Raises:
-        ValueError: an unknown name, or the file was not written by --calibrate.
+        ValueError: an unknown name.
     """
-    if name in HARDWARE:
-        return HARDWARE[name]
-    if not name.endswith(".json"):
+    if name not in HARDWARE:
         raise ValueError(f"Unknown hardware {name!r}; choose {NAMES}.")
-    answer = read_json(Path(name))
-    try:
-        return _from_json(answer)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} is not a file of lingvo-moe-plan --calibrate ({error!r:.200}); make it again."
-        ) from error
-
-
-def hardware_to_json(hardware: Hardware) -> dict[str, Any]:
-    """JSON for `find_hardware`, of hardware with a measured interconnect."""
-    return dataclasses.asdict(hardware)
-
-
-def _from_json(answer: dict[str, Any]) -> Hardware:
-    lines = tuple(Line(**line) for line in answer["interconnect"]["lines"])
-    return Hardware(
-        **answer
-        | {
-            "interconnect": Measured(lines=lines),
-            "efficiency": Efficiency(**answer["efficiency"]),
-        }
-    )
+    return HARDWARE[name]

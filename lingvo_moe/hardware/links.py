@@ -1,8 +1,8 @@
 """The time of collectives: α for each hop of a message, plus bytes / β.
 
 A `Group` is the devices along some axes of a mesh. An `Interconnect` is a policy for the links
-between them: a torus, hosts behind a switch, or measured rates. Units are seconds, bytes and
-bytes/s; links have their full speed.
+between them: a torus, or hosts behind a switch. Units are seconds, bytes and bytes/s; links have
+their full speed.
 """
 
 import abc
@@ -12,8 +12,6 @@ import math
 
 import numpy as np
 
-from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveFloat
-from lingvo_moe.sbp.boxing import received
 from lingvo_moe.sharding.annotations import Mesh
 
 
@@ -71,22 +69,16 @@ class Interconnect(abc.ABC):
         """Time of an AllToAll: each device sends `size` bytes in all, equal shares to each."""
 
     @abc.abstractmethod
-    def two_levels(self, devices: int, memory: float, kind: str) -> "Switched":
+    def two_levels(self, devices: int, memory: float) -> "Switched":
         """An approximation by hosts and a network between them, for large messages.
 
         Args:
             devices: number of devices that exchange data.
             memory: bytes/s of a device's memory, the speed between devices of one chip.
-            kind: of collective, as of `seconds`; only measured links differ between kinds.
 
         Returns:
             Links without hops; `remote` is the bytes/s of a device while all exchange.
         """
-
-    def half_reduce_seconds(self, kind: str, size: float, group: Group) -> float:
-        """Time of an all-gather or reduce-scatter of `size` bytes: half of an all-reduce."""
-        del kind
-        return self.all_reduce_seconds(size, group) / 2
 
     def seconds(self, kind: str, size: float, group: Group) -> float:
         """Time of one collective, while other groups along the same axes do the same.
@@ -99,13 +91,10 @@ class Interconnect(abc.ABC):
         """
         if group.devices == 1:
             return 0.0
-        match kind:
-            case "all-reduce":
-                return self.all_reduce_seconds(size, group)
-            case "all-to-all":
-                return self.all_to_all_seconds(size, group)
-            case _:
-                return self.half_reduce_seconds(kind, size, group)
+        if kind == "all-to-all":
+            return self.all_to_all_seconds(size, group)
+        # An all-gather or a reduce-scatter is half of an all-reduce.
+        return self.all_reduce_seconds(size, group) / (1 if kind == "all-reduce" else 2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,7 +142,7 @@ class Torus(Interconnect):
         out_of_a_chip = per_chip * (1 - near / group.devices) / (2 * self.dims * self.link)
         return self.dims * side / 2 * self.hop + max(across, out_of_a_chip)
 
-    def two_levels(self, devices, memory, kind):
+    def two_levels(self, devices, memory):
         # All pairs share the links: the bandwidth of a pair is that of a full exchange.
         beyond = max(devices - self.cores, 0)
         if not beyond:
@@ -218,7 +207,7 @@ class Switched(Interconnect):
         beyond = size * (devices - near) / devices / self.remote
         return max(inside, (devices / near - 1) * self.remote_hop + beyond)
 
-    def two_levels(self, devices, memory, kind):
+    def two_levels(self, devices, memory):
         return dataclasses.replace(self, local_hop=0.0, remote_hop=0.0)
 
 
@@ -230,61 +219,3 @@ def all_reduce_parts(near: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, n
         nodes: hosts of the group.
     """
     return 2 * (1 - 1 / near), 2 * (1 - 1 / nodes) / near
-
-
-_AGAIN = "run lingvo-moe-plan --calibrate=FILE on two devices or more."
-
-
-@dataclasses.dataclass(frozen=True)
-class Line(Params):
-    """The measured time of one kind of collective: alpha · hops + received bytes / beta.
-
-    Attributes:
-        kind: as of `Interconnect.seconds`.
-        alpha: seconds of a hop.
-        beta: bytes/s that a device receives.
-    """
-
-    kind: str
-    alpha: NonNegativeFloat
-    beta: PositiveFloat
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured(Interconnect):
-    """Devices with equal links between all pairs, such as those of one host.
-
-    Attributes:
-        lines: one for each kind of collective.
-    """
-
-    lines: tuple[Line, ...]
-
-    def all_reduce_seconds(self, size, group):
-        return self._seconds("all-reduce", size, group)
-
-    def all_to_all_seconds(self, size, group):
-        return self._seconds("all-to-all", size, group)
-
-    def half_reduce_seconds(self, kind, size, group):
-        return self._seconds(kind, size, group)
-
-    def two_levels(self, devices, memory, kind):
-        beta = self._line(kind).beta
-        return Switched(node=devices, local=beta, remote=beta)
-
-    def _line(self, kind: str) -> Line:
-        line = next((line for line in self.lines if line.kind == kind), None)
-        if line is None:
-            raise ValueError(f"{kind} was not measured: {_AGAIN}")
-        return line
-
-    def _seconds(self, kind, size, group):
-        line = self._line(kind)
-        bytes_ = float(received(kind, 1, group.devices)) * size
-        return hops(kind, group.devices) * line.alpha + bytes_ / line.beta
-
-
-def hops(kind: str, devices: int) -> int:
-    """Number of consecutive messages in a ring of devices."""
-    return (2 if kind == "all-reduce" else 1) * (devices - 1)

@@ -1,7 +1,7 @@
 import pytest
 
 from lingvo_moe.hardware.chips import HARDWARE
-from lingvo_moe.hardware.links import Group, Line, Measured, Switched, Torus, block, group
+from lingvo_moe.hardware.links import Group, Switched, Torus, block, group
 from lingvo_moe.sharding.annotations import Mesh
 
 GRID = Torus(dims=2, link=10.0, cores=2)
@@ -77,14 +77,6 @@ def test_switched_hops():
     assert far.all_reduce_seconds(1.0, block(32)) == pytest.approx(2 * 3 + 2 * 3 * 10)
     assert far.all_to_all_seconds(1.0, block(32)) == pytest.approx(7 * 10)
     assert far.all_to_all_seconds(1.0, block(4)) == pytest.approx(3)
-
-
-def test_measured_by_hand():
-    kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
-    wires = Measured(lines=tuple(Line(kind, 1.0, 10.0) for kind in kinds))
-    # Received of 40 bytes by one of four: 2 · 3/4, 3/4 and 3/4 of them. Six hops, three and three.
-    seconds = [wires.seconds(kind, 40.0, block(4)) for kind in kinds]
-    assert seconds == pytest.approx([6 + 6, 3 + 3, 3 + 3, 3 + 3])
 
 
 def test_a_device_alone_waits_for_nobody():

@@ -8,15 +8,15 @@ D devices, M model, H hidden.
 """
 
 import dataclasses
-import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lingvo_moe.hardware.calibrate import AXIS, on_each, timed
 from lingvo_moe.placement.rates import Profile
 
 
@@ -91,8 +91,19 @@ class Machine:
         """An AllReduce of `size` bytes of each device of a group."""
         numbers = np.arange(len(group), dtype=np.float32)[:, None]
         values = np.repeat(numbers, self._elements(size), axis=1).astype(self.dtype)
-        add = functools.partial(jax.lax.psum, axis_name=AXIS)
-        return on_each([self.devices[i] for i in group], add, values)
+        mesh = Mesh(np.array([self.devices[i] for i in group]), ("device",))
+        spec = PartitionSpec("device")
+        add = jax.jit(
+            jax.shard_map(
+                lambda x: jax.lax.psum(x, "device"),
+                mesh=mesh,
+                in_specs=spec,
+                out_specs=spec,
+                check_vma=False,
+            )
+        )
+        held = jax.device_put(values, NamedSharding(mesh, spec))
+        return lambda: add(held)
 
     def _put(self, values, device):
         return jax.device_put(values.astype(self.dtype), self.devices[device])
@@ -168,6 +179,29 @@ def measure(
     """
     wanted = probes(machine, tokens, sizes)
     return wanted.profile(np.median(timed(wanted.calls, rounds), axis=0))
+
+
+def timed(
+    calls: Sequence[Callable[[], Any]],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> np.ndarray:
+    """[rounds, calls], seconds until the results of each call are ready, without compilation.
+
+    Args:
+        calls: functions that return JAX arrays.
+        rounds: how often each is timed.
+        clock: returns seconds; time.process_time excludes the work of other programs.
+    """
+    for call in calls:
+        jax.block_until_ready(call())
+    seconds = np.empty((rounds, len(calls)))
+    for i in range(rounds):
+        for j, call in enumerate(calls):
+            start = clock()
+            jax.block_until_ready(call())
+            seconds[i, j] = clock() - start
+    return seconds
 
 
 def _pairs(devices: int, node: int) -> list[tuple[int, int]]:

@@ -59,8 +59,7 @@ def main():
     import jax
     import numpy as np
 
-    from lingvo_moe.hardware.calibrate import timed
-    from lingvo_moe.placement.profile import Machine, measure, probes
+    from lingvo_moe.placement.profile import Machine, measure, probes, timed
 
     machine = Machine(model_dim=8, hidden_dim=16, node=4)
     counted = []

@@ -8,8 +8,7 @@ import dataclasses
 import numpy as np
 
 from lingvo_moe.core.fields import Params, PositiveInt
-from lingvo_moe.hardware.chips import MEASURED, Efficiency, Hardware
-from lingvo_moe.hardware.fit import fit_rates
+from lingvo_moe.hardware.chips import Efficiency, Hardware
 from lingvo_moe.hardware.links import Switched, all_reduce_parts
 from lingvo_moe.placement.cost import CostModel
 
@@ -40,7 +39,7 @@ class ExpertShape(Params):
 
 
 def from_hardware(
-    hardware: Hardware, devices: int, expert: ExpertShape, efficiency: Efficiency | None = None
+    hardware: Hardware, devices: int, expert: ExpertShape, efficiency: Efficiency = EFFICIENCY
 ) -> CostModel:
     """Rates of `devices` of a kind, without the time of hops, because messages are large.
 
@@ -48,39 +47,22 @@ def from_hardware(
         hardware: the kind.
         devices: D.
         expert: the expert that they compute.
-        efficiency: the share that an expert's products and the exchanges reach; None for
-            `efficiency_of(hardware)`.
-
-    Raises:
-        ValueError: no such dtype, or its AllReduces or AllToAlls were not measured.
+        efficiency: the share that an expert's products and the exchanges reach.
     """
-    efficiency = efficiency or efficiency_of(hardware)
-    if expert.dtype not in hardware.matmul:
-        raise ValueError(
-            f"No speed is known in {expert.dtype!r}; choose one of {', '.join(hardware.matmul)}."
-        )
-
-    def wires(kind):
-        full = hardware.interconnect.two_levels(devices, hardware.bandwidth, kind)
-        share = efficiency.network
-        return dataclasses.replace(full, local=full.local * share, remote=full.remote * share)
-
+    full = hardware.interconnect.two_levels(devices, hardware.bandwidth)
+    share = efficiency.network
+    wires = dataclasses.replace(full, local=full.local * share, remote=full.remote * share)
     element = hardware.wire_bytes[expert.dtype]
     # A multiplication and an addition forwards, and twice as much backwards.
     flops = 6 * expert.weights
     return CostModel(
         tokens_per_second=hardware.matmul[expert.dtype] * efficiency.matmul / flops,
-        bandwidth=wires("all-to-all").bandwidth(devices),
-        wires=wires("all-reduce"),
+        bandwidth=wires.bandwidth(devices),
+        wires=wires,
         token_bytes=element * expert.model_dim,
         gradient_bytes=element * expert.weights,
         state_bytes=expert.state_bytes * expert.weights,
     )
-
-
-def efficiency_of(hardware: Hardware) -> Efficiency:
-    """EFFICIENCY, or 1 for hardware that was measured."""
-    return MEASURED if hardware.efficiency == MEASURED else EFFICIENCY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,12 +95,7 @@ class Profile:
 
         Returns:
             The model; and for each of the three kinds its largest relative error.
-
-        Raises:
-            ValueError: a kind of measurement is missing, or was not measured within or between
-                nodes.
         """
-        self._check()
         (per_token, fixed), compute_error = self._fit_compute()
         transfer, exchange_error = self._fit_exchange()
         wires, sync_error = self._fit_all_reduce()
@@ -133,23 +110,6 @@ class Profile:
         )
         errors = {"compute": compute_error, "exchange": exchange_error, "all_reduce": sync_error}
         return model, errors
-
-    def _check(self):
-        for kind in ("compute", "exchange", "all_reduce"):
-            if not getattr(self, kind):
-                raise ValueError(f"The profile holds no measurement of {kind}.")
-        near = {self._near(source, target) for source, target, *_ in self.exchange}
-        several = self.devices > self.node
-        for what, needed, measured in (
-            ("exchange within a node", self.node > 1, True in near),
-            ("exchange between nodes", several, False in near),
-            ("all_reduce between nodes", several, any(k > 1 for _, k, *_ in self.all_reduce)),
-        ):
-            if needed and not measured:
-                raise ValueError(
-                    f"The profile holds no {what}, but {self.devices} devices are on nodes of "
-                    f"{self.node}."
-                )
 
     def _near(self, source, target):
         return source // self.node == target // self.node
@@ -176,3 +136,30 @@ class Profile:
         with np.errstate(divide="ignore"):
             local, remote = 1 / np.array([near, far])
         return Switched(node=self.node, local=local, remote=remote, crowding=crowding)
+
+
+def fit_rates(amounts: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
+    """Rates, not negative, by least squares of relative errors.
+
+    A kind whose amounts depend linearly on those of earlier kinds gets the rate 0.
+
+    Args:
+        amounts: [n, kinds], such as messages and bytes of each of n measurements.
+        seconds: [n], the measured times.
+
+    Returns:
+        Seconds per unit of each kind, [kinds], and the largest relative error.
+    """
+    relative = amounts / seconds[:, None]
+    rates = np.zeros(amounts.shape[1])
+    used: list[int] = []
+    for kind in range(amounts.shape[1]):
+        if np.linalg.matrix_rank(relative[:, [*used, kind]]) > len(used):
+            used.append(kind)
+    while used:
+        rates[:] = 0.0
+        rates[used] = np.linalg.lstsq(relative[:, used], np.ones(len(seconds)))[0]
+        if rates.min() >= 0:
+            break
+        used.remove(int(rates.argmin()))
+    return rates, float(np.abs(relative @ rates - 1).max())

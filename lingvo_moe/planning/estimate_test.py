@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from lingvo_moe.hardware.chips import MEASURED, Efficiency, Hardware
+from lingvo_moe.hardware.chips import Efficiency, Hardware
 from lingvo_moe.hardware.links import Torus
 from lingvo_moe.planning.costs import Costs, Memory
 from lingvo_moe.planning.estimate import estimate
@@ -15,7 +15,7 @@ DEVICE = Hardware(
     memory=1.0,
     bandwidth=10.0,
     interconnect=Torus(dims=2, link=1.0, hop=0.25),
-    efficiency=MEASURED,
+    efficiency=Efficiency(matmul=1.0, memory=1.0, network=1.0),
 )
 COSTS = Costs(
     parameters=1,

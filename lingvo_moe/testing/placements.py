@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from lingvo_moe.hardware.chips import GB, MEASURED, Hardware
-from lingvo_moe.hardware.links import Line, Measured, Switched
+from lingvo_moe.hardware.links import Switched
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.placement import Expand, Migrate, Placement, Replace, Shrink
 
@@ -40,17 +39,3 @@ def make_cost(devices=4, node=2, crowding=0.0, **changes):
         "state_bytes": 80.0,
     }
     return CostModel(**(fields | changes))
-
-
-def calibrated(scale: float) -> Hardware:
-    """Hardware as a file of `lingvo-moe-plan --calibrate` has it, with multiples of round rates."""
-    return Hardware(
-        description="a device with round numbers",
-        matmul={"float32": scale * 1e12, "bfloat16": scale * 2e12},
-        memory=GB,
-        bandwidth=scale * 10 * GB,
-        interconnect=Measured(
-            lines=(Line("all-reduce", 1e-5, scale * 8e9), Line("all-to-all", 1e-5, scale * 4e9))
-        ),
-        efficiency=MEASURED,
-    )

@@ -155,7 +155,7 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
             "without --joint",
         ),
         ("experts --logdir=x", "--split=test", "with --data"),
-        ("plan --calibrate=x", "--model=tiny.MoE", "without --calibrate"),
+        ("plan --model=tiny.MoE", "--devices=8", "with --search"),
     ],
 )
 def test_a_flag_without_effect_is_an_error(command, flag, needed):

@@ -4,7 +4,6 @@ lingvo-moe-plan --model=m4.MoE128E12L --hardware=tpu_v3 --mesh=expert:128
 lingvo-moe-plan --model=m4.MoE128E12L --compile=v3:8x8    # uses the TPU compiler, without a TPU
 lingvo-moe-plan --model=m4.MoE128E12L --devices=64 --hardware=h200 --search --output=build/plan
 lingvo-moe-train --flagfile=build/plan/plan.flags --data=DATA --logdir=LOGDIR
-lingvo-moe-plan --calibrate=here.json                      # measures the devices of this machine
 """
 
 import json
@@ -12,39 +11,30 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.core.files import check_file, check_output, new_directory, write_whole
-from lingvo_moe.hardware.chips import HARDWARE, NAMES, find_hardware, hardware_to_json
+from lingvo_moe.core.files import check_output, new_directory
+from lingvo_moe.hardware.chips import HARDWARE, NAMES, find_hardware
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.plan import make_plan
 from lingvo_moe.planning.report import format_plan, plan_to_json
 from lingvo_moe.planning.search import compare_strategies
-from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tasks.recipe import registered
-from lingvo_moe.tools import common, runtimes
+from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
 MAKER = "lingvo-moe-plan"
-_OF_MODELS = (
-    "model", "hardware", "mesh", "compile", "decode", "search", "devices", "json", "output", "set",
-)  # fmt: skip
 
 
 def main() -> None:
     """Flags to one of the functions below."""
-    common.check_effect("with --calibrate", FLAGS.calibrate is not None, "virtual_devices")
-    common.check_effect("without --calibrate", FLAGS.calibrate is None, *_OF_MODELS)
     common.check_effect("with --search", FLAGS.search, "devices", "max_sent_gb")
     common.check_effect("without --search", not FLAGS.search, "mesh", "compile", "decode")
     common.check_effect("with --compile", FLAGS.compile is not None, "decode")
-    if FLAGS.calibrate:
-        _calibrate(Path(FLAGS.calibrate))
-    elif not FLAGS.model:
-        raise ValueError("--model is missing; see lingvo-moe-models. Only --calibrate needs none.")
-    else:
-        if FLAGS.output:
-            check_output(Path(FLAGS.output), MAKER, FLAGS.overwrite)
-        _search() if FLAGS.search else _plan()
+    if not FLAGS.model:
+        raise ValueError("--model is missing; see lingvo-moe-models.")
+    if FLAGS.output:
+        check_output(Path(FLAGS.output), MAKER, FLAGS.overwrite)
+    _search() if FLAGS.search else _plan()
 
 
 def _plan() -> None:
@@ -96,32 +86,6 @@ def _search() -> None:
         )
 
 
-def _calibrate(path: Path) -> None:
-    check_file(path)
-    runtimes.prepare_jax()
-    from lingvo_moe.hardware.calibrate import calibrate
-    from lingvo_moe.hardware.links import Measured
-
-    hardware = calibrate(common.report)
-    interconnect = hardware.interconnect
-    assert isinstance(interconnect, Measured)
-    write_whole(path, json.dumps(hardware_to_json(hardware), indent=1) + "\n")
-    print(f"{hardware.description}, all at work")
-    rows = [
-        *(
-            (f"{dtype} products", f"{speed / 1e9:.2f} GFLOP/s", "")
-            for dtype, speed in hardware.matmul.items()
-        ),
-        ("memory", f"{hardware.bandwidth / 1e9:.2f} GB/s", f"{hardware.memory / 1e9:.1f} GB"),
-        *(
-            (line.kind, f"{line.beta / 1e9:.3f} GB/s", f"{1e6 * line.alpha:.1f} µs a hop")
-            for line in interconnect.lines
-        ),
-    ]
-    print(Table((), rows).to_text())
-    common.report(f"Use it: --hardware={path}")
-
-
 def run() -> None:
     """The console script."""
     flags.DEFINE_string("model", None, common.MODEL_HELP)
@@ -149,13 +113,6 @@ def run() -> None:
         "For --search: limit on the GB of a device's collectives in a step, or inf for no limit; "
         "by default what the paper's annotation sends.",
         lower_bound=0.0,
-    )
-    flags.DEFINE_string("calibrate", None, "Measure this machine's devices; write this .json file.")
-    flags.DEFINE_integer(
-        "virtual_devices",
-        None,
-        "For --calibrate: split this machine's CPU into this number of devices.",
-        lower_bound=1,
     )
     flags.DEFINE_bool("json", False, "Print JSON instead of tables.")
     flags.DEFINE_string(

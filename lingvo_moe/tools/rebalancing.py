@@ -31,7 +31,7 @@ def check_flags() -> None:
     """Checks FLAGS.hardware before anything is made.
 
     Raises:
-        ValueError: an unknown kind, or not a file of --calibrate.
+        ValueError: an unknown kind.
     """
     if FLAGS.hardware not in (None, MEASURED):
         find_hardware(FLAGS.hardware)

@@ -1,4 +1,3 @@
-import json
 import types
 
 import numpy as np
@@ -6,10 +5,8 @@ import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.hardware.chips import hardware_to_json
 from lingvo_moe.placement.rates import Profile
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.testing.placements import calibrated
 from lingvo_moe.tools import rebalancing
 
 profile = pytest.importorskip("lingvo_moe.placement.profile")  # which needs JAX
@@ -36,15 +33,6 @@ def test_the_table_of_hardware(monkeypatch):
     assert found.state_bytes == 4 * 2 * (128 * 512 + 128 + 512)
     # As compiled: all gradients are summed wherever experts are, all slots are as large.
     assert (found.gradient_bytes, found.padded) == (0.0, True)
-
-
-def test_a_file_of_calibrate(monkeypatch, tmp_path):
-    """1e12 FLOP/s and 4e9 bytes/s, used as they are."""
-    path = tmp_path / "here.json"
-    path.write_text(json.dumps(hardware_to_json(calibrated(1))))
-    found = cost(monkeypatch, hardware=str(path))
-    np.testing.assert_allclose(found.tokens_per_second, 1e12 / (6 * 2 * 128 * 512))
-    assert found.bandwidth[0, 3] == 4e9
 
 
 def test_what_was_measured(monkeypatch):
