@@ -48,7 +48,7 @@ def _add_samples(dropped: dict[str, list[tuple[str, ...]]], pair: PairWork) -> N
     names = pair.reasons
     wanted = {n for n in (*names.values(), "too_long") if len(dropped.get(n, ())) < _SAMPLES}
     first = 1
-    for number, count in enumerate(pair.block_lines("train")):
+    for number, count in enumerate(pair.block_lines["train"]):
         verdicts = pair.verdicts("train", number)
         codes, places = np.unique(verdicts, return_index=True)
         found = {names[c]: int(i) for c, i in zip(codes, places, strict=True) if c != KEPT}

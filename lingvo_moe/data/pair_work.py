@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from lingvo_moe.data.records import write_records
 from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
 from lingvo_moe.data.spelling import spelling
 from lingvo_moe.data.vocabulary import UNK
-from lingvo_moe.data.work import Piece, Work, digest_of, read_piece
+from lingvo_moe.data.work import Piece, Work, digest_of
 
 KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts on lines; other values are numbers of rules
 _BYTES_PER_KEY = 80  # memory for sorting
@@ -49,37 +50,36 @@ class PairWork:
         """The pair in the direction of the files of a split."""
         return self.pair.reverse() if split in self.pair.turned else self.pair
 
-    def cut(self, split: str) -> Callable:
-        """Returns a function that writes a split in blocks, and their numbers of lines."""
-        forward, path = self._forward(split), self.text_path(split)
-
-        def make(progress):
-            counts = []
-            try:
-                for number, lines in enumerate(split_into_blocks(forward.read(split))):
-                    text = "".join(f"{line.source}\n{line.target}\n" for line in lines)
-                    write_whole(path / f"{number:06}", text)
-                    counts.append(len(lines))
-                    progress(len(lines))
-            finally:  # also if a change is why a file cannot be read
-                for file in forward.files[split]:
-                    if digest_of(file) != self.work.digests[file]:
-                        raise ValueError(
-                            f"{file} changed while it was read. Wait until nothing writes it, "
-                            f"and prepare again."
-                        )
-            write_whole(path / "lines.json", json.dumps(counts))
-
-        return make
-
-    def block_lines(self, split: str) -> list[int]:
-        """The number of lines of each block."""
-        return self._block_lines[split] if split in self.pair.files else []
+    def cut(self, split: str, progress: Callable[[int], None]) -> None:
+        """Writes a split in blocks, and their numbers of lines."""
+        forward, path, counts = self._forward(split), self.text_path(split), []
+        try:
+            for number, lines in enumerate(split_into_blocks(forward.read(split))):
+                text = "".join(f"{line.source}\n{line.target}\n" for line in lines)
+                write_whole(path / f"{number:06}", text)
+                counts.append(len(lines))
+                progress(len(lines))
+        finally:  # also if a change is why a file cannot be read
+            for file in forward.files[split]:
+                if digest_of(file) != self.work.digests[file]:
+                    raise ValueError(
+                        f"{file} changed while it was read. Wait until nothing writes it, and "
+                        f"prepare again."
+                    )
+        write_whole(path / "lines.json", json.dumps(counts))
 
     @functools.cached_property
-    def _block_lines(self) -> dict[str, list[int]]:
+    def block_lines(self) -> dict[str, list[int]]:
+        """Split -> the number of lines of each block; also of splits without files."""
         paths = {split: self.text_path(split) / "lines.json" for split in self.pair.files}
-        return {s: json.loads(path.read_bytes()) for s, path in paths.items()}
+        found = {split: json.loads(path.read_bytes()) for split, path in paths.items()}
+        return {split: found.get(split, []) for split in SPLITS}
+
+    def blocks(self, *splits: str) -> Iterator[tuple[str, int]]:
+        """The split and the number of each block; of all splits if none is given."""
+        for split in splits or SPLITS:
+            for number in range(len(self.block_lines[split])):
+                yield split, number
 
     def block(self, split: str, number: int) -> list[SentencePair]:
         """The lines of a block; with `dev_spelling` those of train are spelled as dev."""
@@ -105,10 +105,13 @@ class PairWork:
 
     def checks(self) -> Iterator[Piece]:
         """Pieces: the verdict on each line."""
-        for split in self.pair.files:
-            for number, lines in enumerate(self.block_lines(split)):
-                path = self._path("checks", split, number)
-                yield Piece(path, self._check(split, number), lines)
+        return self._pieces("checks", self._check)
+
+    def _pieces(self, stage: str, make: Callable[[str, int], None]) -> Iterator[Piece]:
+        """A piece for each block, made by make(split, number)."""
+        for split, number in self.blocks():
+            path, lines = self._path(stage, split, number), self.block_lines[split][number]
+            yield Piece(path, functools.partial(_silent, make, split, number), lines)
 
     @property
     def rules(self):
@@ -116,30 +119,27 @@ class PairWork:
         return (Empty(), *self.work.params.cleaning)
 
     def _check(self, split, number):
-        def make(progress):
-            lines = self.block(split, number)
-            languages = self.pair.source, self.pair.target
-            verdicts = np.zeros(len(lines), np.uint8)
-            for code, rule in enumerate(self.rules if split == "train" else self.rules[:1], 1):
-                for i in np.flatnonzero(verdicts == KEPT):
-                    if rule.drops(lines[i], languages):
-                        verdicts[i] = code
-            if split == "train":
-                kept = np.flatnonzero(verdicts == KEPT)
-                lines = [lines[i] for i in kept]
-                keys = [(self.work.key(s, 0), self.work.key(t, 1)) for s, t in lines]
-                both = (f"{source}\n{target}".encode() for source, target in keys)
-                _save(self._path("keys", "train", number), sorted_keys(both, kept))
-                held = np.isin(hashes(source.encode() for source, _ in keys), self._held_sources)
-                if len(self._held_turned):
-                    turned = (line[::-1] for line in lines)
-                    held |= np.isin(self._pair_hashes(turned), self._held_turned)
-                if self.work.params.held_out_targets:
-                    held |= np.isin(hashes(key.encode() for _, key in keys), self._held_targets)
-                verdicts[kept[held]] = HELD_OUT
-            write_whole(self._path("checks", split, number), verdicts.tobytes())
-
-        return make
+        lines = self.block(split, number)
+        languages = self.pair.source, self.pair.target
+        verdicts = np.zeros(len(lines), np.uint8)
+        for code, rule in enumerate(self.rules if split == "train" else self.rules[:1], 1):
+            for i in np.flatnonzero(verdicts == KEPT):
+                if rule.drops(lines[i], languages):
+                    verdicts[i] = code
+        if split == "train":
+            kept = np.flatnonzero(verdicts == KEPT)
+            lines = [lines[i] for i in kept]
+            keys = [(self.work.key(s, 0), self.work.key(t, 1)) for s, t in lines]
+            both = (f"{source}\n{target}".encode() for source, target in keys)
+            _save(self._path("keys", "train", number), sorted_keys(both, kept))
+            held = np.isin(hashes(source.encode() for source, _ in keys), self._held_sources)
+            if len(self._held_turned):
+                turned = self._pair_hashes(line[::-1] for line in lines)
+                held |= np.isin(turned, self._held_turned)
+            if self.work.params.held_out_targets:
+                held |= np.isin(hashes(key.encode() for _, key in keys), self._held_targets)
+            verdicts[kept[held]] = HELD_OUT
+        write_whole(self._path("checks", split, number), verdicts.tobytes())
 
     @functools.cached_property
     def _held_sources(self) -> np.ndarray:
@@ -170,7 +170,7 @@ class PairWork:
     @functools.cached_property
     def _held_targets(self) -> np.ndarray:
         """The hashes of the targets of dev and test, of all pairs with this target language."""
-        return read_piece(held_targets_path(self.work, self.pair.target), np.load)
+        return np.load(held_targets_path(self.work, self.pair.target))
 
     def held_target_hashes(self) -> np.ndarray:
         """The hashes of the targets of dev and test, also of those of the extended dataset."""
@@ -197,7 +197,7 @@ class PairWork:
 
     def _filled(self, split: str) -> list[SentencePair]:
         """The lines of dev or test without blank sides."""
-        blocks = (self.block(split, number) for number in range(len(self.block_lines(split))))
+        blocks = (self.block(*block) for block in self.blocks(split))
         empty, languages = Empty(), (self.pair.source, self.pair.target)
         return [line for lines in blocks for line in lines if not empty.drops(line, languages)]
 
@@ -205,36 +205,28 @@ class PairWork:
 
     def repeats(self) -> list[Piece]:
         """Pieces: the repeated lines of each range of hashes."""
-        if "train" not in self.pair.files:
-            return []
-        lines = sum(self.block_lines("train"))
+        lines = sum(self.block_lines["train"]) // max(1, len(self._repeats_paths))
         return [
-            Piece(path, self._find_repeats(path, part), lines // len(self._repeats_paths))
+            Piece(path, functools.partial(_silent, self._find_repeats, part), lines)
             for part, path in enumerate(self._repeats_paths)
         ]
 
     @functools.cached_property
     def _repeats_paths(self) -> list[Path]:
-        lines = sum(self.block_lines("train"))
-        count = max(1, -(-lines * _BYTES_PER_KEY // self.work.memory))
+        lines = sum(self.block_lines["train"])
+        count = -(-lines * _BYTES_PER_KEY // self.work.memory)
         directory = self.work.directory / "repeats" / self.pair.name
         return [directory / f"{part:05}-of-{count:05}.npy" for part in range(count)]
 
-    def _find_repeats(self, path, part):
-        def make(progress):
-            blocks = (self._keys(number) for number in range(len(self._starts)))
-            _save(path, repeated_lines(blocks, self._starts, part, len(self._repeats_paths)))
-
-        return make
-
-    def _keys(self, number) -> np.ndarray:
-        path, checks = (self._path(stage, "train", number) for stage in ("keys", "checks"))
-        return read_piece(path, _map, checks)  # one step makes both; it begins with the keys
+    def _find_repeats(self, part):
+        paths = (self._path("keys", *block) for block in self.blocks("train"))
+        repeated = repeated_lines(map(_map, paths), self._starts, part, len(self._repeats_paths))
+        _save(self._repeats_paths[part], repeated)
 
     @functools.cached_property
     def _starts(self) -> np.ndarray:
         """int64 [blocks]: the number of the first line of each block of train."""
-        return np.concatenate([[0], np.cumsum(self.block_lines("train"), dtype=np.int64)])[:-1]
+        return np.concatenate([[0], np.cumsum(self.block_lines["train"], dtype=np.int64)])[:-1]
 
     def verdicts(self, split: str, number: int) -> np.ndarray:
         """uint8 [lines of the block]: KEPT, REPEATED, HELD_OUT, or the number of a rule."""
@@ -242,17 +234,16 @@ class PairWork:
         if split == "train":
             start = self._starts[number]
             for path in self._repeats_paths:
-                lines = read_piece(path, _map)  # not kept: a map is an open file
+                lines = _map(path)  # not kept: a map is an open file
                 first, last = np.searchsorted(lines, (start, start + len(verdicts)))
                 verdicts[lines[first:last] - start] = REPEATED
         return verdicts
 
-    def left_out(self, splits: Sequence[str]) -> dict[str, int]:
+    def left_out(self, *splits: str) -> dict[str, int]:
         """The number of lines of these splits that are left out, by the rule or other reason."""
         counts = np.zeros(256, np.int64)
-        for split in splits:
-            for number in range(len(self.block_lines(split))):
-                counts += np.bincount(self.verdicts(split, number), minlength=256)
+        for block in self.blocks(*splits):
+            counts += np.bincount(self.verdicts(*block), minlength=256)
         return {name: int(counts[code]) for code, name in self.reasons.items()}
 
     @property
@@ -264,8 +255,7 @@ class PairWork:
     @functools.cached_property
     def kept_counts(self) -> list[int]:
         """The number of kept lines of each block of train."""
-        blocks = range(len(self.block_lines("train")))
-        return [int(np.sum(self.verdicts("train", number) == KEPT)) for number in blocks]
+        return [int(np.sum(self.verdicts(*block) == KEPT)) for block in self.blocks("train")]
 
     def kept(self, split: str, number: int) -> list[SentencePair]:
         """The kept lines of a block."""
@@ -274,9 +264,9 @@ class PairWork:
 
     def sample(self, split: str, most: int = 2000) -> list[SentencePair]:
         """At most this number of kept lines, spread over the first and every further block."""
-        numbers = range(len(self.block_lines(split)))
-        numbers = numbers[:: -(-len(numbers) // _SAMPLED_BLOCKS) or 1]
-        lines = [line for number in numbers for line in self.kept(split, number)]
+        blocks = list(self.blocks(split))
+        blocks = blocks[:: -(-len(blocks) // _SAMPLED_BLOCKS) or 1]
+        lines = [line for block in blocks for line in self.kept(*block)]
         return lines[:: -(-len(lines) // most) or 1]
 
     def kept_texts(self, side: int) -> Iterator[Block]:
@@ -292,49 +282,35 @@ class PairWork:
 
     def ids(self) -> Iterator[Piece]:
         """Pieces: the ids of the kept lines."""
-        for split in self.pair.files:
-            for number, lines in enumerate(self.block_lines(split)):
-                yield Piece(self._path("ids", split, number), self._tokenise(split, number), lines)
+        return self._pieces("ids", self._tokenise)
 
     def _tokenise(self, split, number):
-        def make(progress):
-            lines = self.kept(split, number)
-            vocabularies, params = self.work.vocabularies, self.work.params
-            layout = OnBothSides() if params.tags_on_both_sides else OnSource()
-            tags = vocabularies[0].tags
-            both = tags.get(self.pair.source, UNK), tags[self.pair.target]
-            longest = params.max_length if split == "train" else None
-            arrays = encode_lines(lines, vocabularies, layout, both, longest)
-            fitting = np.flatnonzero(arrays["fits"]) if split == "train" else ()
-            targets = self._target_hashes([lines[i] for i in fitting])
-            arrays["held_targets"] = np.flatnonzero(np.isin(self._held_targets, targets))
-            scored = [] if split == "train" else [line.target for line in lines]
-            arrays["changed"] = np.array(count_changed(vocabularies[1], scored))
-            npz.save(self._path("ids", split, number), compress=False, **arrays)
-
-        return make
+        lines = self.kept(split, number)
+        vocabularies, params = self.work.vocabularies, self.work.params
+        layout = OnBothSides() if params.tags_on_both_sides else OnSource()
+        tags = vocabularies[0].tags
+        both = tags.get(self.pair.source, UNK), tags[self.pair.target]
+        longest = params.max_length if split == "train" else None
+        arrays = encode_lines(lines, vocabularies, layout, both, longest)
+        fitting = np.flatnonzero(arrays["fits"]) if split == "train" else ()
+        targets = self._target_hashes([lines[i] for i in fitting])
+        arrays["held_targets"] = np.flatnonzero(np.isin(self._held_targets, targets))
+        scored = [] if split == "train" else [line.target for line in lines]
+        arrays["changed"] = np.array(count_changed(vocabularies[1], scored))
+        npz.save(self._path("ids", split, number), compress=False, **arrays)
 
     def load_ids(self, split: str, number: int, *names: str) -> list[np.ndarray]:
-        """Arrays that `ids` made of a block: source, target, lengths [examples, 2], …
-
-        Raises:
-            OSError: the file is damaged. (A ValueError would be one of the corpus.)
-        """
-        cure = "Remove the file, and prepare the data again."
-        path = self._path("ids", split, number)
-        try:
-            return npz.load(path, lambda arrays: [arrays[n] for n in names], "ids", cure, names)
-        except ValueError as error:
-            raise OSError(str(error)) from error
+        """Arrays that `ids` made of a block: source, target, lengths [examples, 2], …"""
+        with np.load(self._path("ids", split, number)) as arrays:
+            return [arrays[name] for name in names]
 
     @functools.cached_property
     def counts(self) -> dict[str, list[int]]:
         """Split -> the number of examples of each block."""
-        found = {}
-        for split in self.pair.files:
-            blocks = range(len(self.block_lines(split)))
-            found[split] = [len(self.load_ids(split, b, "lengths")[0]) for b in blocks]
-        return found
+        return {
+            split: [len(self.load_ids(*block, "lengths")[0]) for block in self.blocks(split)]
+            for split in self.pair.files
+        }
 
     # Shards
 
@@ -343,7 +319,8 @@ class PairWork:
         for split, paths in self.shard_paths().items():
             bounds = shard_bounds(sum(self.counts[split]), len(paths))
             for path, start, end in zip(paths, bounds, bounds[1:], strict=False):
-                yield Piece(path, self._write_shard(path, split, start, end), end - start)
+                make = functools.partial(_silent, self._write_shard, path, split, start, end)
+                yield Piece(path, make, end - start)
 
     def shard_paths(self) -> dict[str, list[Path]]:
         """Split -> its shards."""
@@ -355,11 +332,8 @@ class PairWork:
         return found
 
     def _write_shard(self, path, split, start, end):
-        def make(progress):
-            with new_file(path) as partial:
-                write_records(partial, self._examples(split, start, end))
-
-        return make
+        with new_file(path) as partial:
+            write_records(partial, self._examples(split, start, end))
 
     def _examples(self, split: str, start: int, end: int) -> Iterator[Example]:
         """Examples start to end of a split."""
@@ -382,27 +356,25 @@ class PairWork:
 
     def lengths(self) -> dict[str, list[list[int]]]:
         """Split -> the table of the lengths of its lines, before any is left out as too long."""
-        return {split: add_tables(tables).tolist() for split, tables in self._seen("table").items()}
-
-    def length_ratio(self) -> float:
-        """The ratio of lengths that almost all lines of train and dev have at most."""
-        counts = [count for found in self._seen("ratios").values() for count in found]
-        return length_ratio(np.array(counts).sum(axis=0)) if counts else 0.0
-
-    def _seen(self, name):
-        """Split -> an array of `encode_lines` of each block, for train and dev."""
-        blocks = {split: range(len(self.block_lines(split))) for split in self.pair.files}
         return {
-            split: [self.load_ids(split, number, name)[0] for number in numbers]
-            for split, numbers in blocks.items()
+            split: add_tables(self._of_blocks("table", split)).tolist()
+            for split in self.pair.files
             if split != "test"
         }
 
+    def length_ratio(self) -> float:
+        """The ratio of lengths that almost all lines of train and dev have at most."""
+        counts = self._of_blocks("ratios", "train", "dev")
+        return length_ratio(np.array(counts).sum(axis=0)) if counts else 0.0
+
     def held_targets_in_train(self) -> np.ndarray:
         """The hashes of targets of dev and test of any pair that are in this pair's train."""
-        blocks = range(len(self.block_lines("train")))
-        numbers = (self.load_ids("train", number, "held_targets")[0] for number in blocks)
+        numbers = self._of_blocks("held_targets", "train")
         return self._held_targets[np.unique(np.concatenate([*numbers, np.empty(0, np.int64)]))]
+
+    def _of_blocks(self, name: str, *splits: str) -> list[np.ndarray]:
+        """An array of `ids` of each block."""
+        return [self.load_ids(*block, name)[0] for block in self.blocks(*splits)]
 
     def summary(self, targets_in_train: np.ndarray) -> dict[str, int]:
         """The counts of the checks, by kind.
@@ -410,18 +382,12 @@ class PairWork:
         Args:
             targets_in_train: `held_targets_in_train` of all pairs with this target language.
         """
-        too_long, changed = 0, 0
-        for split in self.pair.files:
-            for number in range(len(self.block_lines(split))):
-                fits, changed_here = self.load_ids(split, number, "fits", "changed")
-                changed += int(changed_here)
-                too_long += int(np.sum(~fits))
         in_train = np.isin(self.held_target_hashes(), targets_in_train)
         return {
-            **self.left_out(list(self.pair.files)),
+            **self.left_out(),
             "targets_in_train": int(np.sum(in_train)),
-            "targets_changed": changed,
-            "too_long": too_long,
+            "targets_changed": int(sum(self._of_blocks("changed"))),
+            "too_long": int(sum(np.sum(~fits) for fits in self._of_blocks("fits"))),
         }
 
     def _path(self, stage: str, split: str, number: int) -> Path:
@@ -451,6 +417,11 @@ def held_targets(work: Work) -> Iterator[Piece]:
     for language, pairs in by_language.items():
         path = held_targets_path(work, language)
         yield Piece(path, functools.partial(_save_held_targets, path, pairs))
+
+
+def _silent(make: Callable[..., None], *arguments: Any) -> None:
+    """Makes a piece; the last argument, for progress, is not used."""
+    make(*arguments[:-1])
 
 
 def _save_held_targets(path: Path, pairs: Sequence[PairWork], progress) -> None:

@@ -8,7 +8,6 @@ import pytest
 from lingvo_moe.data import prepare as preparation
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.work import digest_of
-from lingvo_moe.testing.files import contents
 from lingvo_moe.testing.interrupted import interrupt
 
 PARAMS = PrepareParams(
@@ -36,40 +35,6 @@ def _corpus(directory, **splits):
 def corpus(tmp_path):
     held = {"dev": {"de_en": [("hund", "dog")]}, "test": {"de_en": [("maus", "mouse")]}}
     return _corpus(tmp_path / "corpus", train={"de_en": TRAIN}, **held)
-
-
-@pytest.mark.parametrize(
-    ("damaged", "removed"),
-    [
-        ("keys/train/de-en/000000", "checks/train/de-en/000000"),
-        ("repeats/de-en/00000-of-00001.npy", ""),
-        ("held_out/en.npy", ""),
-    ],
-)
-def test_a_damaged_piece_is_named_and_the_others_stay(
-    damaged, removed, corpus, tmp_path, monkeypatch
-):
-    prepare(corpus, tmp_path / "whole", PARAMS)
-    interrupt(corpus, tmp_path / "data", PARAMS, monkeypatch)
-    parts = tmp_path / "data.parts"
-    if damaged.startswith("keys"):  # they are read only to find repeated lines
-        (parts / "repeats/de-en/00000-of-00001.npy").unlink()
-    elif not damaged.startswith("models"):
-        (parts / "ids/train/de-en/000000").unlink()
-    if damaged.startswith("repeats"):
-        (parts / "ids/dev/de-en/000000").unlink()
-    path = parts / damaged
-    path.write_bytes(path.read_bytes()[:-3])
-    before = contents(parts)
-    cure = parts / (removed or damaged)
-    with pytest.raises(OSError, match=rf"{path} is damaged \(.*Remove {cure} and prepare the data"):
-        prepare(corpus, tmp_path / "data", PARAMS)
-    after = contents(parts)
-    assert all(after[name] == content for name, content in before.items())
-    for file in [*cure.iterdir()] if cure.is_dir() else [cure]:
-        file.unlink()
-    prepare(corpus, tmp_path / "data", PARAMS)
-    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(("targets", "left_out"), [(False, 2), (True, 3)])

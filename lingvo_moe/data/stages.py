@@ -84,17 +84,20 @@ def _texts(work: Work) -> list[Piece]:
         for pair in each_pair(work)
         for split in pair.pair.files
     }
-    pieces = [
-        (sum(file.stat().st_size for file in pair.pair.files[split]), path, pair.cut(split))
-        for path, (pair, split) in files.items()
-    ]
-    ordered = sorted(pieces, key=lambda piece: (-piece[0], piece[1]))
-    return [Piece(path / "lines.json", make) for _, path, make in ordered]
+
+    def size(path: Path) -> tuple[int, Path]:
+        pair, split = files[path]
+        return -sum(file.stat().st_size for file in pair.pair.files[split]), path
+
+    found = [(path, *files[path]) for path in sorted(files, key=size)]
+    return [Piece(path / "lines.json", functools.partial(p.cut, split)) for path, p, split in found]
 
 
 def _models(work: Work) -> list[Piece]:
     both = [(side,) for side in SIDES] if _separate(work.params) else [SIDES]
-    return [Piece(work.model_path(sides[0]), _model(work, sides)) for sides in both]
+    return [
+        Piece(work.model_path(sides[0]), functools.partial(_train, work, sides)) for sides in both
+    ]
 
 
 def check_tags(params: PrepareParams) -> None:
@@ -124,11 +127,8 @@ def _separate(params: PrepareParams) -> bool:
     return old[0] != old[1]
 
 
-def _model(work: Work, sides: Sequence[str]):
-    def make(progress):
-        write_whole(work.model_path(sides[0]), _trained(work, sides).model_bytes)
-
-    return make
+def _train(work: Work, sides: Sequence[str], progress) -> None:
+    write_whole(work.model_path(sides[0]), _trained(work, sides).model_bytes)
 
 
 def _trained(work: Work, sides: Sequence[str]) -> Vocabulary:
@@ -180,7 +180,7 @@ def nothing_kept(work: Work) -> str:
     """The message of an error: no line of train is left."""
     reasons: collections.Counter[str] = collections.Counter()
     for pair in each_pair(work):
-        reasons.update(pair.left_out(["train"]))
+        reasons.update(pair.left_out("train"))
     if not reasons.total():
         return "There are no train lines. Give text for training."
     counts = ", ".join(f"{count:,} by {name}" for name, count in reasons.items() if count)

@@ -5,15 +5,13 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from lingvo_moe.data.corpora import CorpusPair
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.normalization import normalize
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import SPACE, Vocabulary
-
-T = TypeVar("T")
 
 STAGES = ("text", "held_out", "checks", "keys", "repeats", "models", "ids", "shards")  # directories
 
@@ -92,29 +90,10 @@ class Work:
         """The trained vocabularies, of sources and of targets."""
         source, target = map(self.model_path, SIDES)
         of_target = target if target.exists() else source
-        return read_piece(source, Vocabulary.load), read_piece(of_target, Vocabulary.load)
+        return Vocabulary.load(source), Vocabulary.load(of_target)
 
 
 def digest_of(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read_piece(path: Path, read: Callable[[Path], T], remove: Path | None = None) -> T:
-    """Reads a finished piece.
-
-    Args:
-        path: its file.
-        read: reads it; a ValueError or EOFError means damage.
-        remove: what to remove, so that the piece is made again; by default the file.
-
-    Raises:
-        OSError: the file is damaged. (A ValueError would mean that the corpus is wrong.)
-    """
-    try:
-        return read(path)
-    except (ValueError, EOFError) as error:
-        raise OSError(
-            f"{path} is damaged ({error}). Remove {remove or path} and prepare the data again."
-        ) from error
