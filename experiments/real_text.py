@@ -25,13 +25,7 @@ from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.params import override
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.plot import draw_plot
-from lingvo_moe.evaluation.report import (
-    Report,
-    averages_table,
-    format_score,
-    pairs_table,
-    shown_averages,
-)
+from lingvo_moe.evaluation.report import Report, averages_table, pairs_table, shown_averages
 from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
 from lingvo_moe.reporting.figure import COLORS, to_png
 from lingvo_moe.reporting.table import Table
@@ -163,8 +157,8 @@ def _of_seed(report: Report, seed: int) -> Table:
     cells = {
         "seed": str(seed),
         "pairs": str(groups["all"].of),
-        **{f"BLEU, {name}": format_score(average.bleu) for name, average in groups.items()},
-        "chrF++": format_score(groups["all"].chrf),
+        **{f"BLEU, {name}": f"{average.bleu:.1f}" for name, average in groups.items()},
+        "chrF++": f"{groups['all'].chrf:.1f}",
     }
     return Table(list(cells), [list(cells.values())])
 

@@ -79,13 +79,27 @@ class Baselines:
                 are needed to score again.
         """
         for pair, lines in references.items():
-            score = self.score(pair)
             if pair in self.outputs:
-                self._check_references(pair, tuple(map(file_line, lines)))
-            elif score is not None:
-                signature = tokenizers.signature(chosen_tokenizers[pair])
-                _check_equal(pair, "test_examples", score.test_examples, len(lines))
-                _check_equal(pair, "signature", score.signature, signature)
+                theirs, ours = self.outputs[pair].references, tuple(map(file_line, lines))
+                if theirs != ours:
+                    raise ValueError(
+                        f"{pair}: the baseline in {self.homes[pair]} was scored on other"
+                        f" references than these ({len(theirs)} and {len(ours)} lines). Evaluate"
+                        f" both on the same data."
+                    )
+            elif score := self.scores.get(pair):
+                their, our = (
+                    (score.test_examples, score.signature),
+                    (
+                        len(lines),
+                        tokenizers.signature(chosen_tokenizers[pair]),
+                    ),
+                )
+                if their != our:
+                    raise ValueError(
+                        f"{pair}: lines and signature are {their} for the baseline and {our} here."
+                        " BLEU needs one test set scored in one way. Evaluate both again."
+                    )
 
     def check_not_in(self, directory: pathlib.Path) -> None:
         """Raises ValueError if a new report in that directory would replace the baselines."""
@@ -95,27 +109,6 @@ class Baselines:
                 " another output directory."
             )
 
-    def score(self, pair: str) -> PairScore | None:
-        """Their score of a pair."""
-        return self.scores.get(pair)
-
     def hypotheses(self, pair: str) -> Sequence[str] | None:
         """Their translations of a pair, if there are any."""
         return self.outputs[pair].hypotheses if pair in self.outputs else None
-
-    def _check_references(self, pair, ours):
-        theirs = self.outputs[pair].references
-        if theirs != ours:
-            raise ValueError(
-                f"{pair}: the baseline in {self.homes[pair]} was scored on other"
-                f" references than these ({len(theirs)} and {len(ours)} lines). Evaluate both on"
-                f" the same data."
-            )
-
-
-def _check_equal(pair, name, theirs, ours):
-    if theirs != ours:
-        raise ValueError(
-            f"{pair}: {name} is {theirs} for the baseline and {ours} here. BLEU needs"
-            " one test set scored in one way. Evaluate both again."
-        )

@@ -1,4 +1,4 @@
-"""The measured columns of a report, each in one place: name, form, meaning and measurement.
+"""The columns of a report, each in one place: name, form, meaning and measurement.
 
 A value that only the model or the dataset knows is put into `PairOutput.measures` by whoever knows
 it; all others are computed from the texts. `Metric` policies add columns of their own.
@@ -6,6 +6,7 @@ it; all others are computed from the texts. `Metric` policies add columns of the
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.scores import PairOutput
@@ -16,16 +17,19 @@ SHORT, LONG = 0.8, 1.25
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column that may not have been measured.
+    """A column of numbers.
 
     Attributes:
         name: of the column in tables.
-        key: of the value in report.json, and in `PairOutput.measures` if it comes from there.
+        key: of the value: an attribute of PairScore and Averages, or a key of their `measures`.
         note: what it is, for readers of the report.
         digits: decimals that are shown.
         factor: of what is shown; 100 for a share in percent.
-        measure: computes it from (output, BLEU's tokenizer); None to take what is given.
-        hidden_at: the column is left out if all pairs have this value.
+        signed: whether a sign is shown.
+        mark: what stands behind the number of a pair.
+        measure: computes it from (output, BLEU's tokenizer), None if that is not possible; without
+            a function the value is given in `PairOutput.measures`.
+        hidden_at: the column is left out if all pairs have this value or none.
     """
 
     name: str
@@ -33,26 +37,21 @@ class Column:
     note: str = ""
     digits: int = 1
     factor: float = 1.0
+    signed: bool = False
+    mark: Callable[[Any], str] = lambda scores: ""
     measure: Callable[[PairOutput, str], float | None] | None = None
     hidden_at: float | None = None
 
-    def value(self, output: PairOutput, tokenizer: str) -> float | None:
-        """The value of a pair; None if it was not measured.
+    def value(self, scores: Any) -> float | None:
+        """The value in a PairScore or in Averages; None if there is none."""
+        return getattr(scores, self.key, scores.measures.get(self.key))
 
-        Args:
-            output: translations and what else was measured.
-            tokenizer: sacreBLEU's name of the tokenizer for BLEU.
-        """
-        given = output.measures.get(self.key)
-        return self.measure(output, tokenizer) if self.measure and given is None else given
-
-    def is_shown(self, values: Sequence[float | None]) -> bool:
-        """Whether a table has the column; `values` are those of the pairs."""
-        return any(value not in (None, self.hidden_at) for value in values)
-
-    def cell(self, value: float | None) -> str:
-        """A value as people read it."""
-        return "–" if value is None else f"{self.factor * value:.{self.digits}f}"
+    def cell(self, scores: Any) -> str:
+        """The value as people read it."""
+        if (value := self.value(scores)) is None:
+            return "–"
+        sign = "+" if self.signed else ""
+        return f"{self.factor * value:{sign}.{self.digits}f}{self.mark(scores)}"
 
 
 def _floor(output: PairOutput, tokenizer: str) -> float | None:
@@ -70,22 +69,19 @@ def length_ratio(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     return sum(map(len, hypotheses)) / max(sum(map(len, references)), 1)
 
 
-def _length_ratio(output: PairOutput, tokenizer: str) -> float:
-    del tokenizer
-    return length_ratio(output.hypotheses, output.references)
-
-
 def _empty(output: PairOutput, tokenizer: str) -> float:
-    del tokenizer
     pairs = list(zip(output.sources, output.hypotheses, strict=True))
     return sum(bool(source.strip()) and not text.strip() for source, text in pairs) / len(pairs)
 
 
-_OFF_TARGET = (
-    "off-target: share not in the target language, of translations and, as the error of the"
-    " classifier, of references"
+SCORES = (  # of every report
+    Column("BLEU", "bleu"),
+    Column("baseline", "baseline_bleu"),
+    Column("ΔBLEU", "delta_bleu", signed=True),
+    Column("p", "p_value", digits=3, mark=lambda score: "*" * score.significant),
+    Column("chrF++", "chrf"),
 )
-COLUMNS = (
+MEASURES = (  # where they are known
     Column(
         "floor",
         "floor",
@@ -98,7 +94,7 @@ COLUMNS = (
         "length_ratio",
         "length: characters of the translations over those of the references",
         digits=2,
-        measure=_length_ratio,
+        measure=lambda output, _: length_ratio(output.hypotheses, output.references),
     ),
     Column(
         "brevity",
@@ -124,8 +120,20 @@ COLUMNS = (
         factor=100,
         hidden_at=0,
     ),
-    Column("off-target %", "off_target", _OFF_TARGET, factor=100),
-    Column("of refs %", "references_off_target", factor=100),
+    Column(
+        "off-target %",
+        "off_target",
+        "off-target: share of translations that are not in the target language",
+        factor=100,
+        hidden_at=0,
+    ),
+    Column(
+        "of refs %",
+        "references_off_target",
+        "of refs: the same of references, as the error of the classifier",
+        factor=100,
+        hidden_at=0,
+    ),
     Column(
         "left out %",
         "left_out",
@@ -137,26 +145,18 @@ COLUMNS = (
 
 
 def measured(output: PairOutput, tokenizer: str) -> dict[str, float]:
-    """Key of each measured column -> the value of a pair; arguments as of `Column.value`."""
-    values = {column.key: column.value(output, tokenizer) for column in COLUMNS}
-    return {key: value for key, value in values.items() if value is not None}
+    """Key -> value of each measure of a pair that is known; tokenizer: BLEU's, of sacreBLEU."""
+    functions = {column.key: column.measure for column in MEASURES if column.measure}
+    found = {key: measure(output, tokenizer) for key, measure in functions.items()}
+    return {key: value for key, value in found.items() if value is not None} | {**output.measures}
 
 
-def shown(measures: Sequence[Mapping[str, float]]) -> list[Column]:
-    """The columns of a table.
-
-    The two rates off target are shown together, if one of them is above 0 for a pair.
-
-    Args:
-        measures: those of each pair.
-    """
-    off = "off_target", "references_off_target"
-    is_off = any(one.get(key) for one in measures for key in off)
+def shown(scores: Sequence[Any]) -> list[Column]:
+    """The measures that a table of these scores has."""
     return [
         column
-        for column in COLUMNS
-        if column.is_shown([one.get(column.key) for one in measures])
-        and (column.key not in off or is_off)
+        for column in MEASURES
+        if any(column.value(score) not in (None, column.hidden_at) for score in scores)
     ]
 
 

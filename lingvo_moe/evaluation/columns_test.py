@@ -4,6 +4,7 @@ import pytest
 
 from lingvo_moe.evaluation.columns import length_warnings, measured, shown
 from lingvo_moe.evaluation.scores import PairOutput
+from lingvo_moe.testing.reports import make_score
 
 
 def of(hypotheses, references, **given):
@@ -38,10 +39,11 @@ def test_an_empty_translation_of_an_empty_source_is_right():
 
 def test_columns_that_say_nothing_are_hidden():
     plain = measured(of(["a"], ["a"]), "13a")
-    assert [column.name for column in shown([plain])] == ["length"]
-    empty = plain | {"empty": 0.1}
-    assert [column.name for column in shown([plain, empty])] == ["length", "empty %"]
-    assert [column.cell(empty[column.key]) for column in shown([empty])] == ["1.00", "10.0"]
+    one = make_score("a-b", 9, 1.5, measures=plain)
+    assert [column.name for column in shown([one])] == ["length"]
+    other = make_score("a-b", 9, 1.5, measures=plain | {"empty": 0.1})
+    assert [column.name for column in shown([one, other])] == ["length", "empty %"]
+    assert [column.cell(other) for column in shown([other])] == ["1.00", "10.0"]
 
 
 def test_warnings_of_lengths():

@@ -61,26 +61,44 @@ def write_report(
         bootstrap_samples: resamples of a test set for a p-value.
 
     Raises:
-        ValueError: if the baselines are of other
-            references or another tokenizer, or in the directory to be written; if a metric cannot
-            be computed.
+        ValueError: if the baselines are of other references or another tokenizer, or in the
+            directory to be written; if a metric cannot be computed.
     """
     pairs = [output.pair for output in outputs]
     chosen = chosen_tokenizers or tokenizers.choose(pairs)
     if baselines is not None:
         baselines.check_not_in(directory)
         baselines.check({output.pair: output.references for output in outputs}, chosen)
-    scores = [
-        _score(output, baselines, chosen[output.pair], metrics, bootstrap_samples)
-        for output in outputs
-    ]
-    unreliable = [o for o, score in zip(outputs, scores, strict=True) if not score.reliable]
+
+    def score(output: PairOutput, theirs: Sequence[str] | None, tokenizer: str) -> PairScore:
+        found = score_pair(output, theirs, tokenizer=tokenizer, bootstrap_samples=bootstrap_samples)
+        of_metrics = {metric.column: score_of(metric, output) for metric in metrics}
+        return dataclasses.replace(found, measures=measured(output, tokenizer) | of_metrics)
+
+    hypotheses = {pair: baselines.hypotheses(pair) if baselines else None for pair in pairs}
+    scores = []
+    for output in outputs:
+        found = score(output, hypotheses[output.pair], chosen[output.pair])
+        reported = baselines.scores.get(output.pair) if baselines else None
+        if reported and not hypotheses[output.pair]:  # their BLEU is taken from their report
+            found = dataclasses.replace(found, baseline_bleu=reported.bleu)
+        scores.append(found)
+    pooled = []  # pairs with too few lines that have the same target and tokenizer, scored as one
+    groups = defaultdict(list)
+    for output, found in zip(outputs, scores, strict=True):
+        if not found.reliable:
+            target, tokenizer = output.pair.rpartition("-")[2], chosen[output.pair]
+            groups[target, tokenizer].append(output)
+    for (_, tokenizer), group in groups.items():
+        theirs = [hypotheses[output.pair] for output in group]
+        lines = [line for one in theirs for line in one or ()] if all(theirs) else None
+        pooled += [score(pool(group), lines, tokenizer)] if len(group) > 1 else []
     report = Report(
         model=model,
         checkpoint_step=checkpoint_step,
         split=split,
         pairs=scores,
-        pooled=_score_pooled(unreliable, baselines, chosen, metrics, bootstrap_samples),
+        pooled=pooled,
         baseline_model=baselines.model if baselines else None,
         pivot=pivot,
         metrics={metric.column: signature_of(metric) for metric in metrics},
@@ -93,52 +111,3 @@ def write_report(
     write_page(directory, format_model(report), parts, {"delta_bleu": plot})
     save_report(report, directory)
     return report
-
-
-def _score(
-    output: PairOutput,
-    baselines: Baselines | None,
-    tokenizer: str,
-    metrics: Sequence[Metric],
-    samples: int,
-) -> PairScore:
-    """The score; without translations of the baseline its BLEU is taken from its report."""
-    theirs = baselines.hypotheses(output.pair) if baselines else None
-    score = score_pair(output, theirs, tokenizer=tokenizer, bootstrap_samples=samples)
-    score = _add_measures(score, output, tokenizer, metrics)
-    reported = baselines.score(output.pair) if baselines else None
-    if theirs or not reported:
-        return score
-    return dataclasses.replace(score, baseline_bleu=reported.bleu)
-
-
-def _score_pooled(
-    outputs: Sequence[PairOutput],
-    baselines: Baselines | None,
-    chosen: Mapping[str, str],
-    metrics: Sequence[Metric],
-    samples: int,
-) -> list[PairScore]:
-    """One score for all pairs with too few lines that have the same target and tokenizer."""
-    scores = []
-    groups = defaultdict(list)
-    for output in outputs:
-        groups[output.pair.rpartition("-")[2], chosen[output.pair]].append(output)
-    for group in (group for group in groups.values() if len(group) > 1):
-        theirs = [baselines.hypotheses(output.pair) if baselines else None for output in group]
-        pooled = pool(group)
-        score = score_pair(
-            pooled,
-            [line for lines in theirs for line in lines or ()] if all(theirs) else None,
-            tokenizer=chosen[group[0].pair],
-            bootstrap_samples=samples,
-        )
-        scores.append(_add_measures(score, pooled, chosen[group[0].pair], metrics))
-    return scores
-
-
-def _add_measures(
-    score: PairScore, output: PairOutput, tokenizer: str, metrics: Sequence[Metric]
-) -> PairScore:
-    found = {metric.column: score_of(metric, output) for metric in metrics}
-    return dataclasses.replace(score, measures=measured(output, tokenizer) | found)

@@ -90,7 +90,7 @@ def test_a_pair_is_compared_with_the_first_baselines_that_have_it(tmp_path):
     assert report.baseline_model == "large; small"
     assert found.hypotheses(first.pair) == read_hypotheses(few, "test", first.pair).hypotheses
     for home in (few, many):
-        with pytest.raises(ValueError, match="Choose another output directory"):
+        with pytest.raises(ValueError, match="another output"):
             found.check_not_in(home)
 
 
@@ -138,9 +138,9 @@ def test_a_lone_report_of_other_lines_or_tokenizer_is_refused(tmp_path, baseline
     (tmp_path / "lone").mkdir()
     path = (baselines / "report.json").rename(tmp_path / "lone" / "report.json")
     shorter = LINES | {"aa-en": 39}
-    with pytest.raises(ValueError, match="aa-en: test_examples is 40 for the baseline and 39 here"):
+    with pytest.raises(ValueError, match="aa-en: lines"):
         evaluate(make_outputs(0.2, lines=shorter), tmp_path / "report", baselines=path)
-    with pytest.raises(ValueError, match=r"signature is .*tok:13a.* and .*tok:char.* here"):
+    with pytest.raises(ValueError, match="tok:char"):
         evaluate(
             make_outputs(0.2),
             tmp_path / "report",
@@ -152,6 +152,6 @@ def test_a_lone_report_of_other_lines_or_tokenizer_is_refused(tmp_path, baseline
 def test_a_report_never_overwrites_its_own_baselines(tmp_path, baselines):
     before = (baselines / "report.json").read_bytes()
     for path in (baselines, baselines / "report.json"):
-        with pytest.raises(ValueError, match="Choose another output directory"):
+        with pytest.raises(ValueError, match="another output"):
             evaluate(make_outputs(0.2), baselines, baselines=path)
     assert (baselines / "report.json").read_bytes() == before

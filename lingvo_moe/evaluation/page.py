@@ -6,8 +6,8 @@ from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.report import (
     Report,
     averages_table,
-    column_notes,
     matrix_table,
+    notes,
     pairs_table,
 )
 from lingvo_moe.evaluation.scores import PairOutput, PairScore
@@ -16,10 +16,6 @@ from lingvo_moe.reporting.table import Table
 
 _SAMPLES = 3
 _THIRDS = "high, mid and low are thirds of the pairs by training data"
-_NOTES = (
-    '<p class="mark">* p &lt; 0.05, paired bootstrap test. ? too few test lines for a reliable '
-    "score; such pairs are also scored together, as *-TARGET.</p>"
-)
 
 
 def page_parts(
@@ -40,8 +36,7 @@ def page_parts(
         image(plot, "ΔBLEU per language pair"),
         "<h2>Language pairs</h2>",
         pairs_table(report).to_html(signed=("ΔBLEU",)),
-        _NOTES,
-        *(f'<p class="mark">{escape(note)}</p>' for note in column_notes(report)),
+        *(f'<p class="mark">{escape(note)}</p>' for note in notes(report)),
         _signatures(report),
         *_matrix(report),
         "<h2>Samples</h2>",

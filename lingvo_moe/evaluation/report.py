@@ -8,25 +8,20 @@ import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.files import read_json, write_whole
 from lingvo_moe.core.lines import printable
-from lingvo_moe.evaluation.columns import COLUMNS, Column, shown
+from lingvo_moe.evaluation.columns import MEASURES, SCORES, Column, shown
 from lingvo_moe.evaluation.scores import PairScore, check_pair
 from lingvo_moe.reporting.table import Table
 
 REPORT_FILE = "report.json"
-T = TypeVar("T")
-
 ZERO_SHOT = "°"  # marks pairs without training data
 
-
-_ALWAYS = ("pair", "train", "test", "BLEU", "baseline", "ΔBLEU", "p", "chrF++")
 # Names that a Metric's column cannot have.
-TAKEN = (*_ALWAYS, *(name for one in COLUMNS for name in (one.name, one.key)), "model")
-_DERIVED = ("delta_bleu", "reliable")
+TAKEN = ("pair", "train", "test", "model", *(n for c in SCORES + MEASURES for n in (c.name, c.key)))
+_DERIVED = ("delta_bleu", "reliable")  # properties of a score, written for readers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,47 +84,34 @@ class Report(Params):
 
     @property
     def averages(self) -> Mapping[str, Averages]:
-        """Means over 'all' pairs, over the thirds of those with training data, and two more groups.
+        """Means over 'all' pairs, thirds of those with training data, 'zero-shot', 'reliable'.
 
-        The thirds are those of `thirds`; pairs with an unknown number of training lines are in none
-        of them. 'zero-shot' are the pairs without training data, and
+        'high' and 'low' have (n + 1) // 3 of n pairs with training data and 'mid' the rest: of 12
+        pairs 4, 4, 4; of 38 pairs 13, 12, 13. 'zero-shot' are pairs without training data, and
         'reliable' those with enough test lines. If only some pairs of a group have baselines, its
         averages are over these.
         """
         trained = [score for score in self.pairs if score.train_examples]
+        third = (len(trained) + 1) // 3
+        low = len(trained) - third
         groups = {
             "all": self.pairs,
-            **thirds(trained),
+            "high": trained[:third],
+            "mid": trained[third:low],
+            "low": trained[low:],
             "zero-shot": [score for score in self.pairs if score.zero_shot],
             "reliable": [score for score in self.pairs if score.reliable],
         }
         return {name: _average(scores) for name, scores in groups.items()}
 
 
-def thirds(pairs: Sequence[T]) -> dict[str, Sequence[T]]:
-    """The 'high', 'mid' and 'low' third of pairs that are sorted by size, largest first.
-
-    'high' and 'low' have (n + 1) // 3 of n pairs and 'mid' the rest: of 12 pairs 4, 4, 4; of 38
-    pairs 13, 12, 13; of 2 pairs 1, 0, 1.
-    """
-    third = (len(pairs) + 1) // 3
-    low = len(pairs) - third
-    return {"high": pairs[:third], "mid": pairs[third:low], "low": pairs[low:]}
-
-
 def save_report(report: Report, directory: str | pathlib.Path) -> None:
     """Writes DIRECTORY/report.json. Scores that do not exist are null."""
-    contents = {
-        "model": report.model,
-        "checkpoint_step": report.checkpoint_step,
-        "split": report.split,
-        "baseline_model": report.baseline_model,
-        "pivot": report.pivot,
-        "metrics": report.metrics,
-        "pairs": [_score_to_json(score) for score in report.pairs],
-        "pooled": [_score_to_json(score) for score in report.pooled],
-        "averages": {k: dataclasses.asdict(v) for k, v in report.averages.items()},
-    }
+    contents = dataclasses.asdict(report)
+    for name in ("pairs", "pooled"):
+        for score, fields in zip(getattr(report, name), contents[name], strict=True):
+            fields |= {derived: getattr(score, derived) for derived in _DERIVED}
+    contents["averages"] = {k: dataclasses.asdict(v) for k, v in report.averages.items()}
     text = json.dumps(contents, indent=2, ensure_ascii=False)
     write_whole(pathlib.Path(directory, REPORT_FILE), text + "\n")
 
@@ -172,36 +154,25 @@ def format_table(report: Report) -> str:
     """The report as text for a terminal: a line per pair, then the averages."""
     title = f"{format_model(report)}, {report.split}"
     title += f", against {report.baseline_model}" if report.baseline_model else ""
+    model = [""] * any(score.model for score in report.pairs)
     averages = [
-        (
-            f"{name} ({format_pairs(average)})",
-            "",
-            "",
-            *_cells(average),
-            *_more_cells(report, average),
-            *[""] * any(score.model for score in report.pairs),
-        )
+        (f"{name} ({_format_pairs(average)})", "", "", *_cells(report, average), *model)
         for name, average in shown_averages(report).items()
     ]
-    tables = [dataclasses.replace(pairs_table(report), more_rows=averages)]
-    if (matrix := matrix_table(report)) is not None:
-        tables.append(matrix)
-    texts = "\n\n".join(table.to_text() for table in tables)
-    return "\n".join((printable(title), texts, *_notes(report)))
+    tables = [dataclasses.replace(pairs_table(report), more_rows=averages), matrix_table(report)]
+    texts = "\n\n".join(table.to_text() for table in tables if table)
+    return "\n".join((printable(title), texts, *notes(report)))
 
 
 def pairs_table(report: Report) -> Table:
     """A row for each pair."""
     several = any(score.model for score in report.pairs)
-    columns = (*_ALWAYS, *(one.name for one in _columns(report)), *["model"] * several)
+    columns = ("pair", "train", "test", *(one.name for one in _columns(report)))
     rows = [
-        (
-            *(s.pair, *_sizes(s), *_cells(s, format_p_value(s)), *_more_cells(report, s)),
-            *[s.model or ""] * several,
-        )
+        (s.pair, *_sizes(s), *_cells(report, s), *[s.model or ""] * several)
         for s in (*report.pairs, *report.pooled)
     ]
-    return Table(columns, rows)
+    return Table((*columns, *["model"] * several), rows)
 
 
 def matrix_table(report: Report) -> Table | None:
@@ -210,27 +181,24 @@ def matrix_table(report: Report) -> Table | None:
     sources, targets = (sorted({pair[side] for pair in by_languages}) for side in (0, 1))
     if len(targets) < 2:
         return None
+
+    def cell(score):
+        return f"{SCORES[0].cell(score)}{ZERO_SHOT * score.zero_shot}" if score else ""
+
     rows = [
-        (source, *(_matrix_cell(by_languages.get((source, target))) for target in targets))
+        (source, *(cell(by_languages.get((source, target))) for target in targets))
         for source in sources
     ]
     return Table(("from \\ into", *targets), rows)
 
 
-def _matrix_cell(score: PairScore | None) -> str:
-    if score is None:
-        return ""
-    return format_score(score.bleu) + (ZERO_SHOT if score.zero_shot else "")
-
-
 def averages_table(report: Report) -> Table:
     """A row for each group of pairs."""
-    rows = []
-    for name, average in shown_averages(report).items():
-        *scores, _, chrf = _cells(average)
-        rows.append((name, format_pairs(average), *scores, chrf, *_more_cells(report, average)))
-    columns = ("average over", "pairs", "BLEU", "baseline", "ΔBLEU", "chrF++")
-    return Table((*columns, *(column.name for column in _columns(report))), rows)
+    rows = [
+        (name, _format_pairs(average), *_cells(report, average))
+        for name, average in shown_averages(report).items()
+    ]
+    return Table(("average over", "pairs", *(one.name for one in _columns(report))), rows)
 
 
 def shown_averages(report: Report) -> Mapping[str, Averages]:
@@ -242,7 +210,7 @@ def shown_averages(report: Report) -> Mapping[str, Averages]:
     }
 
 
-def format_pairs(average: Averages) -> str:
+def _format_pairs(average: Averages) -> str:
     """'3', or '2 of 3' if only two of a group's pairs have a baseline."""
     return f"{average.pairs}" if average.pairs == average.of else f"{average.pairs} of {average.of}"
 
@@ -251,18 +219,6 @@ def format_model(report: Report) -> str:
     """'tiny.MoE, step 1500': what was evaluated."""
     step = report.checkpoint_step
     return report.model if step is None else f"{report.model}, step {step}"
-
-
-def format_score(value: float | None, *, signed: bool = False) -> str:
-    """A BLEU, chrF or ΔBLEU with one decimal; '–' for None."""
-    return "–" if value is None else f"{value:{'+' if signed else ''}.1f}"
-
-
-def format_p_value(score: PairScore) -> str:
-    """'0.012*': the p-value of a pair, marked if significant; '–' for None."""
-    if score.p_value is None:
-        return "–"
-    return f"{score.p_value:.3f}{'*' if score.significant else ''}"
 
 
 def _average(group: Sequence[PairScore]) -> Averages:
@@ -286,23 +242,10 @@ def _average(group: Sequence[PairScore]) -> Averages:
     )
 
 
-def _score_to_json(score: PairScore) -> dict:
-    first = ("pair", "train_examples", "test_examples", "bleu", "baseline_bleu", "delta_bleu")
-    then = ("p_value", "chrf", "measures", "model", "signature", "chrf_signature", "reliable")
-    return {name: getattr(score, name) for name in (*first, *then)}
-
-
 def _report_from_json(contents: dict) -> Report:
-    return Report(
-        model=contents["model"],
-        checkpoint_step=contents["checkpoint_step"],
-        split=contents["split"],
-        baseline_model=contents["baseline_model"],
-        pivot=contents["pivot"],
-        metrics=contents["metrics"],
-        pairs=[_score_from_json(score) for score in contents["pairs"]],
-        pooled=[_score_from_json(score) for score in contents["pooled"]],
-    )
+    fields = {field.name: contents[field.name] for field in dataclasses.fields(Report)}
+    fields |= {name: list(map(_score_from_json, contents[name])) for name in ("pairs", "pooled")}
+    return Report(**fields)
 
 
 def _score_from_json(contents: dict) -> PairScore:
@@ -310,49 +253,33 @@ def _score_from_json(contents: dict) -> PairScore:
     return PairScore(**{k: v for k, v in contents.items() if k not in _DERIVED})
 
 
-def _more_cells(report: Report, scores: PairScore | Averages) -> list[str]:
-    """The cells of `_columns`."""
-    return [column.cell(scores.measures.get(column.key)) for column in _columns(report)]
-
-
 def _columns(report: Report) -> list[Column]:
-    """The columns of metrics, and those that were measured."""
+    """The columns of numbers: scores, those of metrics, and what was measured."""
     of_metrics = [Column(name, name) for name in report.metrics]
-    return [*of_metrics, *shown([score.measures for score in report.pairs])]
+    return [*SCORES, *of_metrics, *shown(report.pairs)]
+
+
+def _cells(report: Report, scores: PairScore | Averages) -> list[str]:
+    return [column.cell(scores) for column in _columns(report)]
 
 
 def _sizes(score: PairScore) -> tuple[str, str]:
     train = "–" if score.train_examples is None else f"{score.train_examples:,}"
     return (
-        f"{train}{ZERO_SHOT if score.zero_shot else ''}",
+        f"{train}{ZERO_SHOT * score.zero_shot}",
         f"{score.test_examples:,}{'' if score.reliable else '?'}",
     )
 
 
-def _cells(scores: PairScore | Averages, p_value: str = "") -> Sequence[str]:
-    return (
-        format_score(scores.bleu),
-        format_score(scores.baseline_bleu),
-        format_score(scores.delta_bleu, signed=True),
-        p_value,
-        format_score(scores.chrf),
-    )
-
-
-def _notes(report: Report) -> Sequence[str]:
-    """The meaning of the marks that occur in the table."""
-    notes = []
-    if any(score.significant for score in (*report.pairs, *report.pooled)):
-        notes.append("* p < 0.05, paired bootstrap test")
+def notes(report: Report) -> list[str]:
+    """The meaning of the marks and of the measures that occur in the table."""
+    scores, found = (*report.pairs, *report.pooled), []
+    if any(score.significant for score in scores):
+        found.append("* p < 0.05, paired bootstrap test")
     if not all(score.reliable for score in report.pairs):
-        notes.append("? too few test lines for a reliable score")
-    return [*notes, *column_notes(report)]
-
-
-def column_notes(report: Report) -> list[str]:
-    """Notes on zero-shot pairs and on measured columns."""
-    notes = [column.note for column in _columns(report) if column.note]
+        found.append("? too few test lines for a reliable score")
+    found += [column.note for column in _columns(report) if column.note]
     if any(score.zero_shot for score in report.pairs):
         through = f", translated through {report.pivot}" if report.pivot else ""
-        notes.append(f"{ZERO_SHOT} zero-shot: a pair without training data{through}")
-    return notes
+        found.append(f"{ZERO_SHOT} zero-shot: a pair without training data{through}")
+    return found

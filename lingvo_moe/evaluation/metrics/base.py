@@ -2,18 +2,16 @@
 
 import abc
 import collections
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from lingvo_moe.core.fields import Params, list_of
 from lingvo_moe.core.params import parse_policy
 from lingvo_moe.core.results import a_text, returns
 from lingvo_moe.evaluation.report import TAKEN
 from lingvo_moe.evaluation.scores import PairOutput
-
-_CURE = "Correct the cause, or leave this --metric out."
 
 
 def _finite(score, *_):
@@ -49,17 +47,6 @@ class Metric(Params, abc.ABC):
         """All that another person needs to compute the same score."""
 
 
-def _metric(given):
-    if isinstance(given, Metric):
-        return given
-    if not isinstance(given, str):
-        raise ValueError(
-            f"A metric must be an object such as SpBleu(model='flores200.model'), or its text; got "
-            f"{given!r}."
-        )
-    return parse_policy(Metric, given, "--metric")
-
-
 def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
     """Metrics that are ready to use.
 
@@ -70,7 +57,10 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
         ValueError: a text of another form, an unknown metric, two metrics with the same column, a
             column that the report has already, or a metric that cannot be used here.
     """
-    metrics = [_metric(one) for one in list_of(given, "metrics")]
+    metrics = [
+        one if isinstance(one, Metric) else parse_policy(Metric, one, "--metric")
+        for one in list_of(given, "metrics")
+    ]
     counts = collections.Counter(metric.column for metric in metrics)
     if repeated := [column for column, count in counts.items() if count > 1]:
         raise ValueError(
@@ -81,42 +71,31 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
         name = metric.column
         if name in TAKEN or not name.strip() or not name.isprintable():
             raise ValueError(
-                f"column={name!r} cannot be the column of a metric: a name must be printable text, "
-                f"and no column of the report ({', '.join(TAKEN)}). Give another one, such as "
-                f"column='{type(metric).__name__}'."
+                f"column={name!r} cannot be the column of a metric; give another name than "
+                f"{', '.join(TAKEN)}."
             )
-        _prepare(metric)
+        with _errors_of(f"The metric {metric} cannot be used"):
+            metric.prepare()
     return metrics
 
 
 def score_of(metric: Metric, output: PairOutput) -> float:
     """The score of a metric; raises ValueError, with metric and pair, for any error of it."""
-    what = f"{metric.column} of {output.pair} cannot be computed by {metric}"
-    return _call(lambda: metric.score(output), what)
+    with _errors_of(f"{metric.column} of {output.pair} cannot be computed by {metric}"):
+        return metric.score(output)
 
 
 def signature_of(metric: Metric) -> str:
     """The signature of a metric; raises as `score_of`."""
-    return _call(metric.signature, f"The signature of {metric} cannot be computed")
+    with _errors_of(f"The signature of {metric} cannot be computed"):
+        return metric.signature()
 
 
-def _prepare(metric: Metric) -> None:
+@contextlib.contextmanager
+def _errors_of(what: str) -> Iterator[None]:
+    """Errors of other packages and plug-ins become a ValueError."""
     try:
-        metric.prepare()
-    except ValueError:  # its text is for users
-        raise
+        yield
     except Exception as error:
-        raise ValueError(_error_of(f"The metric {metric} cannot be used", error)) from error
-
-
-def _call(function: Callable[[], Any], what: str) -> Any:
-    """Calls a method of a metric; an error of any type becomes a ValueError."""
-    try:
-        return function()
-    except Exception as error:  # of other packages and plug-ins
-        raise ValueError(_error_of(what, error)) from error
-
-
-def _error_of(what: str, error: Exception) -> str:
-    cause = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return f"{what} ({cause}). {_CURE}"
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{what} ({cause}). Correct it, or leave this --metric out.") from error

@@ -26,12 +26,8 @@ class SpBleu(Metric):
 
     def prepare(self) -> None:
         """See Metric."""
-        try:
-            pieces = self._processor.get_piece_size()
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{self._what()}: {error}") from error
-        if not pieces:
-            raise ValueError(f"{self._what()}: the file has no pieces.")
+        if not self._model_bytes or not self._processor.get_piece_size():
+            raise ValueError(f"{self.model!r} has no pieces")
 
     def score(self, output: PairOutput) -> float:
         """See Metric."""
@@ -55,12 +51,6 @@ class SpBleu(Metric):
 
     def _cut(self, lines: Sequence[str]) -> list[str]:
         return [" ".join(pieces) for pieces in self._processor.encode_as_pieces(list(lines))]
-
-    def _what(self) -> str:
-        return (
-            f"{self.model!r} is no SentencePiece model; give the path of one in quotes, such as"
-            " SpBleu(model='flores200.model')"
-        )
 
 
 def _bleu() -> BLEU:
