@@ -194,11 +194,12 @@ def matrix_table(report: Report) -> Table | None:
 
 def averages_table(report: Report) -> Table:
     """A row for each group of pairs."""
+    columns = [column for column in _columns(report) if column.key != "p_value"]
     rows = [
-        (name, _format_pairs(average), *_cells(report, average))
+        (name, _format_pairs(average), *(column.cell(average) for column in columns))
         for name, average in shown_averages(report).items()
     ]
-    return Table(("average over", "pairs", *(one.name for one in _columns(report))), rows)
+    return Table(("average over", "pairs", *(column.name for column in columns)), rows)
 
 
 def shown_averages(report: Report) -> Mapping[str, Averages]:
