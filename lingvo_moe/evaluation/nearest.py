@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from scipy import sparse
 
 _N = 3  # characters; their code points, of 21 bits each, are one key of 64 bits
 _SHIFTS = np.arange(_N, dtype=np.uint64) * np.uint64(21)
@@ -27,48 +28,22 @@ def nearest(blocks: Iterable[Sequence[str]], sentences: Sequence[str]) -> np.nda
 
     Returns:
         int64 [sentences]; 0 for a sentence that shares no trigram with a training sentence.
-
     """
     keys, idf = _inverse_document_frequencies(blocks)
-    rows, ids, weights = _weighted(sentences, keys, idf)
-    starts = np.searchsorted(rows, np.arange(len(sentences) + 1))
-    vectors = [(ids[a:b], weights[a:b]) for a, b in itertools.pairwise(starts)]
-    wanted = np.zeros(len(keys), bool)
-    wanted[ids] = True
-    best, found = np.zeros(len(sentences)), np.zeros(len(sentences), np.int64)
-    first = 0
+    queries = _vectors(sentences, keys, idf)
+    best, found, first = np.zeros(len(sentences)), np.zeros(len(sentences), np.int64), 0
     for block in blocks:
-        index = _Index(block, keys, idf, wanted)
-        for i, vector in enumerate(vectors):
-            similarities = index.similarities(*vector)
+        vectors = _vectors(block, keys, idf)
+        lengths = np.sqrt(vectors.multiply(vectors).sum(axis=1)).clip(1e-9)
+        by_trigram = sparse.csc_array(vectors / np.asarray(lengths).reshape(-1, 1))
+        for i, (start, end) in enumerate(itertools.pairwise(queries.indptr)):
+            ids = queries.indices[start:end]
+            similarities = by_trigram[:, ids] @ queries.data[start:end]
             place = similarities.argmax() if len(block) else 0
             if len(block) and similarities[place] > best[i]:
                 best[i], found[i] = similarities[place], first + place
         first += len(block)
     return found
-
-
-class _Index:
-    """The unit vectors of a block's sentences, by trigram."""
-
-    def __init__(self, block, keys, idf, wanted):
-        rows, ids, weights = _weighted(block, keys, idf)
-        weights = weights / np.sqrt(np.bincount(rows, weights**2, len(block)))[rows]
-        chosen = np.flatnonzero(wanted[ids])
-        chosen = chosen[np.argsort(ids[chosen], kind="stable")]
-        self._rows, self._weights, self._size = rows[chosen], weights[chosen], len(block)
-        self._ends = np.searchsorted(ids[chosen], np.arange(len(keys) + 1))
-
-    def similarities(self, ids, weights):
-        """[block]: the products of the block's unit vectors with the vector of a sentence."""
-        starts, ends = self._ends[ids], self._ends[ids + 1]
-        parts = [slice(a, b) for a, b in zip(starts, ends, strict=True)]
-        if not parts:
-            return np.zeros(self._size)
-        rows = np.concatenate([self._rows[part] for part in parts])
-        products = np.concatenate([self._weights[part] for part in parts])
-        products *= np.repeat(weights, ends - starts)
-        return np.bincount(rows, products, self._size)
 
 
 def _inverse_document_frequencies(blocks) -> tuple[np.ndarray, np.ndarray]:
@@ -84,12 +59,13 @@ def _inverse_document_frequencies(blocks) -> tuple[np.ndarray, np.ndarray]:
     return keys, np.log((1 + total) / (1 + frequencies)) + 1
 
 
-def _weighted(sentences, keys, idf):
-    """(rows, ids, weights) of the trigrams that are in keys; ids are indices of keys."""
+def _vectors(sentences, keys, idf) -> sparse.csr_array:
+    """[sentences, keys], the weights of the trigrams that are in keys."""
     rows, found, counts = _trigrams(sentences)
     ids = np.minimum(np.searchsorted(keys, found), len(keys) - 1)
     known = keys[ids] == found
-    return rows[known], ids[known], counts[known] * idf[ids[known]]
+    weights = counts[known] * idf[ids[known]]
+    return sparse.csr_array((weights, (rows[known], ids[known])), (len(sentences), len(keys)))
 
 
 def _trigrams(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
