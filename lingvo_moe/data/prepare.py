@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import os
 import shutil
@@ -108,11 +107,12 @@ def prepare(
     if processes is None:
         processes = 1 if beam is not None else len(os.sched_getaffinity(0))
     if beam is not None:  # workers run in other directories
+        from lingvo_moe.data.beam import run_pipeline  # apache-beam is an extra
+
         corpus, output = corpus.absolute(), output.absolute()
         extend = params.extend and os.path.abspath(params.extend)
         params = dataclasses.replace(params, extend=extend)
     check_tags(params)
-    run = _on_this_machine(processes, report) if beam is None else _in_a_pipeline(beam)
     _check_apart(corpus, output)
     pairs = _directions(find_pairs(corpus, report, not params.extend), params.both_directions)
     _check_languages(pairs, params, report)
@@ -122,14 +122,30 @@ def prepare(
     digests = {path: digest_of(path) for path in files}
     work = Work(directory, tuple(pairs), params, (memory_mb << 20) // processes, digests)
     _warn_of_new_tags(work, report)
-    with lock.hold(directory), _pieces_of(work, _job(corpus, work), overwrite, report):
-        try:
-            run(work)
-            _check_examples(work)
-        except ValueError:  # something is wrong with the corpus, so the pieces are useless
+    job = _job(corpus, work)
+    with lock.hold(directory):
+        begun = read_json(directory / MANIFEST) if (directory / MANIFEST).exists() else job
+        if overwrite and begun.get("maker") == MAKER and begun != job:
             _remove(directory)
+        begin(directory, job, _CURE)
+        if work.has_pieces:
+            report(f"going on from the finished pieces in {directory}")
+        try:
+            try:
+                if beam is not None:
+                    run_pipeline(work, beam)
+                else:
+                    _run(work, processes, report)
+                _check_examples(work)
+            except ValueError:  # something is wrong with the corpus, so the pieces are useless
+                _remove(directory)
+                raise
+            dataset = _assemble(work, output, card, overwrite, report)
+        except BaseException:
+            if work.has_pieces:
+                report(f"{directory} keeps the finished pieces; the same command goes on from them")
             raise
-        dataset = _assemble(work, output, card, overwrite, report)
+        _remove(directory)
     with contextlib.suppress(OSError):  # the user has put files there
         directory.rmdir()
     return dataset
@@ -196,25 +212,6 @@ def _job(corpus: Path, work: Work) -> dict[str, str]:
     return {"maker": MAKER, "format": "3", "corpus": digest.hexdigest(), **used, **given}
 
 
-@contextlib.contextmanager
-def _pieces_of(work, job, overwrite, report):
-    """The directory of the pieces: removed at the end; kept after an error."""
-    directory = work.directory
-    begun = read_json(directory / MANIFEST) if (directory / MANIFEST).exists() else job
-    if overwrite and begun.get("maker") == MAKER and begun != job:
-        _remove(directory)
-    begin(directory, job, _CURE)
-    if work.has_pieces:
-        report(f"going on from the finished pieces in {directory}")
-    try:
-        yield
-    except BaseException:
-        if work.has_pieces:
-            report(f"{directory} keeps the finished pieces; the same command goes on from there.")
-        raise
-    _remove(directory)
-
-
 def _remove(directory):
     for name in STAGES:
         shutil.rmtree(directory / name, ignore_errors=True)
@@ -222,27 +219,20 @@ def _remove(directory):
         path.unlink(missing_ok=True)
 
 
-def _on_this_machine(processes: int, report: Callable[[str], None]) -> Callable[[Work], None]:
-    """A function that makes all pieces, with helping processes."""
-
-    def run(work):
-        size = sum(file.stat().st_size for file in work.digests)
-        with helpers(work, min(processes - 1, size // _BYTES_A_HELPER)):
-            for stage in stages(work):
-                if stage.name == VOCABULARIES:
-                    count = sum(sum(pair.kept_counts) for pair in each_pair(work))
-                    report(f"training vocabularies on {count} sentence pairs")
-                total = sum(piece.lines for piece in stage.pieces())
-                run_stage(stage, Progress(_named(stage.name, report), total or None))
-
-    return run
+def _run(work: Work, processes: int, report: Callable[[str], None]) -> None:
+    """Makes all pieces on this machine, with helping processes."""
+    size = sum(file.stat().st_size for file in work.digests)
+    with helpers(work, min(processes - 1, size // _BYTES_A_HELPER)):
+        for stage in stages(work):
+            if stage.name == VOCABULARIES:
+                count = sum(sum(pair.kept_counts) for pair in each_pair(work))
+                report(f"training vocabularies on {count} sentence pairs")
+            total = sum(piece.lines for piece in stage.pieces()) or None
+            run_stage(stage, Progress(_named(stage.name, report), total))
 
 
-def _in_a_pipeline(options: Sequence[str]) -> Callable[[Work], None]:
-    """A function that makes all pieces, with Beam's workers."""
-    from lingvo_moe.data.beam import run_pipeline  # apache-beam is an extra
-
-    return functools.partial(run_pipeline, options=options)
+def _named(name, report):
+    return lambda line: report(f"{name}: {line}")
 
 
 def _check_examples(work):
@@ -255,10 +245,6 @@ def _check_examples(work):
             f"No training example is left: all are longer than "
             f"max_length={work.params.max_length}. Raise it, or give lines of single sentences."
         )
-
-
-def _named(name, report):
-    return lambda line: report(f"{name}: {line}")
 
 
 def _assemble(
@@ -274,13 +260,11 @@ def _assemble(
     for pair in each_pair(work):
         name = pair.pair.name
         examples = {split: sum(counts) for split, counts in pair.counts.items()}
-        paths = {
-            split: {f"{split}/{path.name}": path for path in found}
-            for split, found in pair.shard_paths().items()
-        }
-        for found in paths.values():
-            shards |= found
-        names = {split: list(found) for split, found in paths.items()}
+        names = {}
+        for split, found in pair.shard_paths().items():
+            placed = {f"{split}/{path.name}": path for path in found}
+            names[split] = list(placed)
+            shards |= placed
         languages = pair.pair.source, pair.pair.target
         sizes = pair.lengths(), pair.length_ratio()
         infos.append(PairInfo(name, *languages, len(infos), examples, names, *sizes))

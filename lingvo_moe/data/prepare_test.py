@@ -230,7 +230,7 @@ def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
         patched.setattr("lingvo_moe.data.pair_work.write_records", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(corpus, tmp_path / "data", PARAMS, report=lines.append)
-    assert "data.parts keeps the finished pieces; the same command goes on" in lines[-1]
+    assert "keeps the finished pieces" in lines[-1]
     assert sorted(os.listdir(tmp_path)) == ["corpus", "data.parts", "whole"]
     with pytest.raises(ValueError, match=r"was started with params\.max_length=256, but this run"):
         prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, max_length=9))

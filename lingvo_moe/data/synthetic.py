@@ -13,7 +13,7 @@ import dataclasses
 import math
 import os
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveInt
@@ -62,11 +62,8 @@ class SyntheticCorpus(Params):
         if not known or len(known) < len(self.languages):
             raise ValueError(f"languages must be one or more different codes: {self.languages!r}.")
         for pair in self.zero_shot:
-            if len(codes := set(pair.split("-"))) != 2 or codes - set(self.languages):
-                raise ValueError(
-                    f"zero_shot must have pairs of two of the languages, such as"
-                    f" {'-'.join(self.languages[:2])}, got {pair!r}."
-                )
+            if len(codes := set(pair.split("-"))) != 2 or codes - known:
+                raise ValueError(f"zero_shot: {pair!r} is no pair of two of the languages.")
         if self.smallest > self.largest:
             raise ValueError(f"smallest={self.smallest} must be at most largest={self.largest}.")
 
@@ -92,11 +89,10 @@ class SyntheticCorpus(Params):
         exclude = {english(sentence) for sentence in held_out}
         return _sample(f"{self.seed}-train-{language}", self.train_sizes()[language], exclude)
 
-    def pairs(self, split: str, language: str) -> list[tuple[str, str]]:
-        """(source, English) of the sentences of one split of one language."""
-        source = get_language(language)
-        sentences = self.sentences(split, language)
-        return [(translate(sentence, source), english(sentence)) for sentence in sentences]
+    def pairs(self, split: str, source: str, target: str = "en") -> list[tuple[str, str]]:
+        """(source, target) of the sentences of one split of a source language."""
+        sentences = self.sentences(split, source)
+        return [(_text(sentence, source), _text(sentence, target)) for sentence in sentences]
 
     def write(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Writes SPLIT/SRC-en.SRC and SPLIT/SRC-en.en, one sentence per line, UTF-8.
@@ -111,20 +107,17 @@ class SyntheticCorpus(Params):
         with new_directory(Path(directory), MAKER, overwrite) as partial:
             for split in SPLITS:
                 (partial / split).mkdir()
-                for code in self.languages:
-                    sources, targets = zip(*self.pairs(split, code), strict=True)
-                    _write(partial / split, f"{code}-en", sources, targets)
-                for pair in self.zero_shot if split != "train" else ():
-                    both = (get_language(code) for code in pair.split("-"))
-                    sentences = self.sentences(split, self.languages[0])
-                    texts = ([translate(sentence, one) for sentence in sentences] for one in both)
-                    _write(partial / split, pair, *texts)
+                unseen = self.zero_shot if split != "train" else ()
+                for pair in (*(f"{code}-en" for code in self.languages), *unseen):
+                    sides = pair.split("-")
+                    lines = zip(*self.pairs(split, *sides), strict=True)
+                    for side, texts in zip(sides, lines, strict=True):
+                        text = "".join(f"{line}\n" for line in texts)
+                        (partial / split / f"{pair}.{side}").write_bytes(text.encode())
 
 
-def _write(directory: Path, pair: str, sources: Sequence[str], targets: Sequence[str]) -> None:
-    for suffix, lines in zip(pair.split("-"), (sources, targets), strict=True):
-        text = "".join(f"{line}\n" for line in lines)
-        (directory / f"{pair}.{suffix}").write_bytes(text.encode())
+def _text(sentence: Sentence, code: str) -> str:
+    return english(sentence) if code == "en" else translate(sentence, get_language(code))
 
 
 def _sample(seed: str, count: int, exclude: Collection[str] = ()) -> list[Sentence]:

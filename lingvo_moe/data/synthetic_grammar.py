@@ -7,6 +7,7 @@ sentence. Its words are English lemmas of `synthetic_lexicon`.
 import bisect
 import itertools
 import random
+import re
 from typing import NamedTuple
 
 from lingvo_moe.data import synthetic_lexicon as lexicon
@@ -69,37 +70,26 @@ def english(sentence: Sentence) -> str:
     words = _english_clause(sentence.clause)
     if sentence.second is not None:
         words += [sentence.conjunction, *_english_clause(sentence.second)]
-    for i, word in enumerate(words[:-1]):
-        if word == "a" and words[i + 1][0] in "aeiou":
-            words[i] = "an"
-    return " ".join(words)
+    return re.sub(r"\ba (?=[aeiou])", "an ", " ".join(words))
 
 
 def _english_clause(clause: Clause) -> list[str]:
-    subject = _english_phrase(clause.subject)
-    auxiliary, main = _english_verb(clause)
+    subject, verb, tense = _english_phrase(clause.subject), clause.verb, clause.tense
+    if tense == "future":
+        auxiliary, main = ["will"], [verb]
+    elif verb == "be":
+        auxiliary, main = [_finite("be", tense, clause.subject)], []
+    elif clause.negative or clause.question:
+        auxiliary, main = [_finite("do", tense, clause.subject)], [verb]
+    else:
+        auxiliary, main = [], [_finite(verb, tense, clause.subject)]
     words = [*auxiliary, *subject] if clause.question else [*subject, *auxiliary]
-    words += [*(["not"] if clause.negative else []), *main]
-    if clause.object is not None:
-        words += _english_phrase(clause.object, 0)
-    if clause.predicate is not None:
-        words.append(clause.predicate)
-    if clause.place is not None:
-        words += [clause.preposition, *_english_phrase(clause.place, 0)]
-    if clause.adverb is not None:
-        words.append(clause.adverb)
-    return [*words, "?"] if clause.question else words
-
-
-def _english_verb(clause: Clause) -> tuple[list[str], list[str]]:
-    """The auxiliary (it precedes the subject of a question) and the rest of the verb."""
-    if clause.tense == "future":
-        return ["will"], [clause.verb]
-    if clause.verb == "be":
-        return [_finite("be", clause.tense, clause.subject)], []
-    if clause.negative or clause.question:
-        return [_finite("do", clause.tense, clause.subject)], [clause.verb]
-    return [], [_finite(clause.verb, clause.tense, clause.subject)]
+    words += ["not"] * clause.negative + main
+    words += _english_phrase(clause.object, 0) if clause.object else []
+    words += [clause.predicate] if clause.predicate else []
+    words += [clause.preposition, *_english_phrase(clause.place, 0)] if clause.place else []
+    words += [clause.adverb] if clause.adverb else []
+    return words + ["?"] * clause.question
 
 
 def _finite(verb: str, tense: str, subject: NounPhrase) -> str:
@@ -121,28 +111,21 @@ def _english_phrase(phrase: NounPhrase, pronoun_form: int | None = None) -> list
     if head in lexicon.PRONOUNS:
         return [head if pronoun_form is None else lexicon.PRONOUNS[head][pronoun_form]]
     noun = lexicon.plural(head) if phrase.plural else head
-    all_words = (_english_determiner(phrase), phrase.numeral, phrase.adjective, noun)
-    words = [word for word in all_words if word]
+    determiner = phrase.determiner or ""
+    if determiner in lexicon.PRONOUNS:
+        determiner = lexicon.PRONOUNS[determiner][1]
+    elif phrase.plural:
+        determiner = lexicon.DEMONSTRATIVES.get(determiner, determiner.removeprefix("a"))
+    words = [word for word in (determiner, phrase.numeral, phrase.adjective, noun) if word]
     if (relative := phrase.relative) is not None:
         words.append("who" if head in lexicon.HUMAN else "that")
         if relative.tense == "future":
             words += ["will", relative.verb]
         else:
             words.append(_finite(relative.verb, relative.tense, phrase._replace(partner=None)))
-        if relative.object is not None:
-            words += _english_phrase(relative.object, 0)
-    if phrase.partner is not None:
-        words += ["and", *_english_phrase(phrase.partner)]
+        words += _english_phrase(relative.object, 0) if relative.object else []
+    words += ["and", *_english_phrase(phrase.partner)] if phrase.partner else []
     return words
-
-
-def _english_determiner(phrase: NounPhrase) -> str:
-    determiner = phrase.determiner or ""
-    if determiner in lexicon.PRONOUNS:
-        return lexicon.PRONOUNS[determiner][1]
-    if phrase.plural:
-        return "" if determiner == "a" else lexicon.DEMONSTRATIVES.get(determiner, determiner)
-    return determiner
 
 
 class _Choice:

@@ -185,14 +185,14 @@ def proto_words(family: Family) -> Mapping[str, str]:
     def pick(options):
         return options[int(rng.random() * len(options))]
 
-    def draw(shapes):
-        return "".join(pick(family.sounds[s].split()) for s in pick(shapes)).replace("-", "")
-
     for lemma in (*lexicon.FUNCTION_LEMMAS, *lexicon.CONTENT_LEMMAS):
         is_function = lemma in lexicon.FUNCTION_LEMMAS
         shapes = family.function_shapes if is_function else family.content_shapes
-        while taken & _neighbourhood(word := draw(shapes)):
-            pass
+        while True:
+            sounds = (pick(family.sounds[symbol].split()) for symbol in pick(shapes))
+            word = "".join(sounds).replace("-", "")
+            if not taken & _neighbourhood(word):
+                break
         words[lemma] = word
         taken |= _neighbourhood(word)
     return types.MappingProxyType(words)
@@ -270,16 +270,15 @@ class _SentenceBuilder:
             "S": self.noun_phrase(subject),
             "V": self.verb(clause.verb, clause.tense, subject, clause.negative),
         }
-        if clause.object is not None:
+        if clause.object:
             parts["O"] = self.noun_phrase(clause.object, "ACC")
-        if clause.predicate is not None:
-            plural = "A.PL" if subject.number_is_plural else None
-            parts["O"] = self._mark(roots[clause.predicate], plural)
-        if clause.place is not None:
-            place, adposition = self.noun_phrase(clause.place), roots[clause.preposition]
-            after = self.language.family.postpositions
-            parts["X"] = f"{place} {adposition}" if after else f"{adposition} {place}"
-        if clause.adverb is not None:
+        if clause.predicate:
+            agreement = "A.PL" if subject.number_is_plural else None
+            parts["O"] = self._mark(roots[clause.predicate], agreement)
+        if clause.place:
+            both = [roots[clause.preposition], self.noun_phrase(clause.place)]
+            parts["X"] = " ".join(both[::-1] if self.language.family.postpositions else both)
+        if clause.adverb:
             parts["A"] = roots[clause.adverb]
         words = self._in_order(parts)
         return self._mark(words, "Q") if clause.question else words
@@ -295,30 +294,26 @@ class _SentenceBuilder:
 
     def noun_phrase(self, phrase: NounPhrase, case: str | None = None) -> str:
         determiner, roots, parts = phrase.determiner, self.roots, {}
-        if phrase.adjective is not None:
+        if phrase.adjective:
             plural = "A.PL" if phrase.plural else None
             definite = "A.DEF" if determiner == "the" else None
             parts["A"] = self._mark(roots[phrase.adjective], plural, definite)
-        if phrase.numeral is not None:
+        if phrase.numeral:
             parts["M"] = roots[phrase.numeral]
         if determiner in lexicon.PRONOUNS:
             parts["D"] = self._mark(roots[determiner], "GEN")
         elif determiner in lexicon.DEMONSTRATIVES:
             parts["D"] = roots[determiner]
-        if phrase.relative is not None:
+        if phrase.relative:
             parts["R"] = self.relative(phrase.relative, phrase)
-        before, after = (
-            " ".join(parts[slot] for slot in slots if slot in parts)
-            for slots in self.language.phrase_order.split("N")
-        )
-        words = self._mark(
-            roots[phrase.head],
+        sides = self.language.phrase_order.split("N")
+        before, after = (" ".join(parts[one] for one in side if one in parts) for side in sides)
+        markers = (
             "PL" if phrase.plural and phrase.head not in lexicon.PRONOUNS else None,
             {"the": "DEF", "a": "INDEF"}.get(determiner or ""),
             case,
-            before=before,
-            after=after,
         )
+        words = self._mark(roots[phrase.head], *markers, before=before, after=after)
         if phrase.partner is None:
             return words
         return f"{words} {roots['and']} {self.noun_phrase(phrase.partner, case)}"
@@ -326,7 +321,7 @@ class _SentenceBuilder:
     def relative(self, relative: RelativeClause, subject: NounPhrase) -> str:
         """The relative pronoun stands on the side of the noun."""
         parts = {"V": self.verb(relative.verb, relative.tense, subject)}
-        if relative.object is not None:
+        if relative.object:
             parts["O"] = self.noun_phrase(relative.object, "ACC")
         pair = [self.roots["who"], self._in_order(parts)]
         follows_noun = self.language.phrase_order.endswith("R")
