@@ -12,7 +12,7 @@ import numpy as np
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.placement import Placement
 from lingvo_moe.placement.policy_maker import PolicyMaker
-from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler, State, Trigger, count_moves
+from lingvo_moe.placement.scheduler import Scheduler, State, count_moves
 from lingvo_moe.testing.device_flow import device_flow
 
 
@@ -191,37 +191,29 @@ class Shadowing(_Static):
         return state, Outcome(flow, counts, int(loads.sum()))
 
 
-@dataclasses.dataclass(frozen=True)
-class IntervalTrigger(Trigger):
-    """Plans every `steps` steps, independent of the loads; FlexMoE's figure 6."""
-
-    steps: int = 50
-
-    def should_plan(self, tokens, step, active):
-        del tokens, active
-        return step % self.steps == 0
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flex(Policy):
     """FlexMoE: replicas in slots, moved by a scheduler that knows only past steps.
 
     Attributes:
-        trigger: decides when the scheduler plans.
+        interval: plans every so many steps instead, independent of the loads (FlexMoE's figure 6).
     """
 
-    trigger: Trigger = MaxTrigger()
+    interval: int | None = None
 
     @property
     def name(self):
-        return f"flex, {self.trigger}" if self.trigger != MaxTrigger() else "flex"
+        return "flex" if self.interval is None else f"flex, every {self.interval} steps"
 
     def start(self, cost, slots, experts):
         return State(Placement.even(cost.num_devices, slots, experts))
 
     def step(self, cost, state, loads):
         counts = state.placement.counts()
-        scheduler = Scheduler(maker=PolicyMaker(cost=cost), trigger=self.trigger)
+        scheduler = Scheduler(maker=PolicyMaker(cost=cost))
+        if self.interval is not None:
+            limit = np.inf if state.step % self.interval else 0.0
+            scheduler = dataclasses.replace(scheduler, threshold=limit, release=limit)
         state, decision = scheduler.step(state, loads)
         outcome = Outcome(
             device_flow(loads, counts),

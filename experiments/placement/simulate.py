@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.placement.policies import Flex, IntervalTrigger, Oracle, Policy, Shadowing
+from experiments.placement.policies import Flex, Oracle, Policy, Shadowing
 from experiments.placement.policies import StaticExpertParallel as Static
 from experiments.placement.policies import StrictReassignment as Strict
 from lingvo_moe.placement.cost import CostModel, balance_ratio
@@ -16,11 +16,7 @@ from lingvo_moe.placement.traces import Trace
 from lingvo_moe.reporting.table import Table
 
 POLICIES = (Static(), Static(capacity_factor=None), Strict(), Shadowing(), Flex(), Oracle())
-TRIGGERS = (
-    Static(),
-    Flex(),
-    *(Flex(trigger=IntervalTrigger(steps)) for steps in (5, 10, 20, 50, 100)),
-)
+TRIGGERS = (Static(), Flex(), *(Flex(interval=steps) for steps in (5, 10, 20, 50, 100)))
 COMPARISONS = {"policies": POLICIES, "triggers": TRIGGERS}
 
 

@@ -15,7 +15,6 @@ from experiments.placement.simulate import (
     summarize_replay,
     table,
 )
-from lingvo_moe.placement.scheduler import MaxTrigger
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.testing.placements import make_cost
 
@@ -95,7 +94,7 @@ def test_the_order_of_policies_on_skewed_loads():
         StaticExpertParallel(capacity_factor=None),
         Shadowing(),
         Flex(),
-        Flex(trigger=MaxTrigger(99.0, 99.0)),
+        Flex(interval=99),
         Oracle(),
     )
     runs = [replay_trace(trace, policy, cost, 4) for policy in policies]
@@ -106,8 +105,8 @@ def test_the_order_of_policies_on_skewed_loads():
     assert flex.expert_efficiency > max(capacity.expert_efficiency, shadowing.expert_efficiency)
     assert speed_up(flex, capacity)[1] > 1
     assert runs[3].ratio[0, 0] > 2 > 1.25 > flex.worst_ratio
-    assert runs[3].moves.sum() > 0 == runs[4].moves.sum()
-    assert frozen.ratio > 2
+    assert runs[3].moves[1:].sum() > 0 == runs[4].moves[1:].sum()
+    assert frozen.ratio > flex.ratio
     rows = table([dataclasses.replace(mean, moves=1.25) for mean in means]).rows
     assert [row[0] for row in rows][:2] == ["static, capacity 1", "static, no limit"]
     assert rows[0][-2:] == ("1.00", "1.00")

@@ -67,21 +67,6 @@ class CostModel:
     expert_seconds: float = 0.0
     padded: bool = False
 
-    def __post_init__(self):
-        devices = self.num_devices
-        if self.bandwidth.shape != (devices, devices) or not (self.bandwidth > 0).all():
-            raise ValueError(
-                f"bandwidth must be positive, [{devices}, {devices}] for {devices} devices; "
-                f"got {self.bandwidth.shape}, least {self.bandwidth.min()}."
-            )
-        if not np.isinf(np.diagonal(self.bandwidth)).all():
-            raise ValueError("bandwidth from a device to itself must be infinite.")
-        if self.tokens_per_second <= 0:
-            raise ValueError(f"tokens_per_second must be > 0, got {self.tokens_per_second}.")
-        for name in ("token_bytes", "gradient_bytes", "state_bytes", "expert_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-
     @functools.cached_property
     def _per_byte(self) -> np.ndarray:
         """Seconds [D, H]."""

@@ -35,21 +35,10 @@ class Forecast:
         smoothing: weight of the past in each average: 0 is the last step alone, 0.5 about two
             steps, 0.9375 about sixteen.
         memory: weight of the past in the errors.
-
-    Raises:
-        ValueError: no average, or a share outside [0, 1).
     """
 
     smoothing: tuple[float, ...] = (0.0, 0.5, 0.75, 0.875, 0.9375)
     memory: float = 0.9
-
-    def __post_init__(self):
-        shares = (*self.smoothing, self.memory)
-        if not self.smoothing or not all(0 <= share < 1 for share in shares):
-            raise ValueError(
-                f"smoothing must be one share or several and memory one, in [0, 1); got "
-                f"{self.smoothing} and {self.memory}."
-            )
 
     def update(self, seen: Seen | None, loads: np.ndarray) -> Seen:
         """The state after a step.

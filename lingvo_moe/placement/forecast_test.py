@@ -1,7 +1,6 @@
 """Forecasts by hand, and for loads with a known best average."""
 
 import numpy as np
-import pytest
 
 from lingvo_moe.placement.forecast import Forecast
 
@@ -42,9 +41,3 @@ def test_drift_is_followed_and_scatter_is_not():
 def test_a_step_without_tokens():
     seen = follow(Forecast(), [np.zeros((2, 2))] * 2)
     assert not seen.errors.any()
-
-
-@pytest.mark.parametrize("changes", [{"smoothing": ()}, {"smoothing": (1.0,)}, {"memory": -0.1}])
-def test_errors(changes):
-    with pytest.raises(ValueError, match=r"one share or several and memory one, in \[0, 1\); got"):
-        Forecast(**changes)

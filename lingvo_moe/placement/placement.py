@@ -32,19 +32,11 @@ class Placement:
 
     def __post_init__(self):
         slots = np.array(self.slots, np.int32)
-        if slots.ndim != 2 or not slots.size:
-            raise ValueError(f"slots must be [devices, slots per device], got {slots.shape}.")
-        if slots.min() < EMPTY or slots.max() >= self.num_experts:
-            wrong = slots[(slots < EMPTY) | (slots >= self.num_experts)][0]
-            raise ValueError(
-                f"A slot holds expert {wrong}; experts are 0 to {self.num_experts - 1}, "
-                f"and {EMPTY} marks an empty slot."
-            )
         held = np.bincount(slots[slots != EMPTY], minlength=self.num_experts)
-        if not held.all():
+        if slots.ndim != 2 or len(held) > self.num_experts or not held.all():
             raise ValueError(
-                f"Expert {int(held.argmin())} has no slot: every expert keeps at least one, "
-                f"so {self.num_experts} experts need as many of the {slots.size} slots."
+                f"The slots [devices, slots of each] of {self.num_experts} experts must hold every "
+                f"expert, and the experts {np.flatnonzero(held).tolist()} are in {slots.shape}."
             )
         slots.setflags(write=False)
         object.__setattr__(self, "slots", slots)
@@ -67,9 +59,6 @@ class Placement:
             and np.array_equal(self.slots, other.slots)
         )
 
-    def __hash__(self) -> int:
-        return hash((self.num_experts, self.slots.shape, self.slots.tobytes()))
-
     @property
     def num_devices(self) -> int:
         """D."""
@@ -86,16 +75,6 @@ class Placement:
         np.add.at(counts, (self.slots, np.arange(self.num_devices)[:, None]), 1)
         return counts[:-1]
 
-    def expert_at(self, slot: int) -> int:
-        """The expert in a slot, or EMPTY.
-
-        Raises:
-            ValueError: there is no such slot.
-        """
-        if not 0 <= slot < self.slots.size:
-            raise ValueError(f"No slot {slot}: slots are 0 to {self.slots.size - 1}.")
-        return int(self.slots.flat[slot])
-
     def replace(self, changes: dict[int, int]) -> "Placement":
         """This placement with other contents in some slots: slot -> expert or EMPTY."""
         table = self.slots.copy()
@@ -105,16 +84,19 @@ class Placement:
 
 
 class Move(abc.ABC):
-    """One change of a placement."""
+    """One change of a placement; most change one slot, and some put an expert there."""
+
+    slot: int
 
     @property
-    @abc.abstractmethod
     def touched(self) -> tuple[int, ...]:
         """The slots of the table that it reads or writes."""
+        return (self.slot,)
 
     def experts(self, placement: Placement) -> set[int]:
         """The experts whose number of replicas it changes, or that it moves."""
-        return {placement.expert_at(slot) for slot in self.touched} - {EMPTY}
+        held = (int(placement.slots.flat[slot]) for slot in self.touched)
+        return {*held, getattr(self, "expert", EMPTY)} - {EMPTY}
 
     @abc.abstractmethod
     def apply(self, placement: Placement) -> Placement:
@@ -125,63 +107,38 @@ class Move(abc.ABC):
         """
 
 
-class _OfOneSlot(Move):
-    """A move that changes one slot."""
-
-    slot: int
-
-    @property
-    def touched(self):
-        return (self.slot,)
-
-
 @dataclasses.dataclass(frozen=True)
-class Expand(_OfOneSlot):
+class Expand(Move):
     """Adds a replica of `expert` in the empty slot `slot`; copies weights and optimizer state."""
 
     expert: int
     slot: int
 
-    def experts(self, placement):
-        """See Move."""
-        return super().experts(placement) | {self.expert}
-
     def apply(self, placement):
-        held = placement.expert_at(self.slot)
-        if held != EMPTY:
-            raise ValueError(
-                f"{self}: the slot holds expert {held}; shrink it first, expand needs an empty one."
-            )
-        if not 0 <= self.expert < placement.num_experts:
-            raise ValueError(f"{self}: experts are 0 to {placement.num_experts - 1}.")
+        if placement.slots.flat[self.slot] != EMPTY:
+            raise ValueError(f"{self}: the slot is not empty.")
         return placement.replace({self.slot: self.expert})
 
 
 @dataclasses.dataclass(frozen=True)
-class Shrink(_OfOneSlot):
+class Shrink(Move):
     """Empties a slot, but not the last slot of an expert; nothing is copied."""
 
     slot: int
 
     def apply(self, placement):
-        held = placement.expert_at(self.slot)
-        if held == EMPTY:
-            raise ValueError(f"{self}: the slot is empty already.")
-        if np.count_nonzero(placement.slots == held) == 1:
-            raise ValueError(f"{self}: it is the last of expert {held}, which must keep one.")
+        held = placement.slots.flat[self.slot]
+        if held == EMPTY or np.count_nonzero(placement.slots == held) == 1:
+            raise ValueError(f"{self}: the slot is empty, or the last one of expert {held}.")
         return placement.replace({self.slot: EMPTY})
 
 
 @dataclasses.dataclass(frozen=True)
-class Replace(_OfOneSlot):
+class Replace(Move):
     """Shrink and Expand in one slot: its replica is replaced by one of `expert`."""
 
     expert: int
     slot: int
-
-    def experts(self, placement):
-        """See Move."""
-        return super().experts(placement) | {self.expert}
 
     def apply(self, placement):
         return Expand(self.expert, self.slot).apply(Shrink(self.slot).apply(placement))
@@ -199,9 +156,9 @@ class Migrate(Move):
         return (self.first, self.second)
 
     def apply(self, placement):
-        held = placement.expert_at(self.first), placement.expert_at(self.second)
+        held = placement.slots.ravel()[[self.first, self.second]].tolist()
         if held[0] == held[1]:
-            raise ValueError(f"{self}: both slots hold expert {held[0]}; there is nothing to swap.")
+            raise ValueError(f"{self}: both slots hold expert {held[0]}.")
         return placement.replace({self.first: held[1], self.second: held[0]})
 
 
@@ -218,15 +175,7 @@ def relocation(before: Placement, after: Placement, bandwidth: np.ndarray) -> np
 
     Returns:
         int32 [D, K], numbers of slots of `before`. An empty slot is its own source.
-
-    Raises:
-        ValueError: the placements are not of the same shape.
     """
-    if before.slots.shape != after.slots.shape or before.num_experts != after.num_experts:
-        raise ValueError(
-            f"Cannot relocate from {before.slots.shape} slots of {before.num_experts} experts to "
-            f"{after.slots.shape} of {after.num_experts}."
-        )
     per_device = before.slots_per_device
     sources = np.arange(before.slots.size, dtype=np.int32)
     sent = np.zeros(before.num_devices, np.int64)

@@ -66,13 +66,6 @@ class PolicyMaker:
     max_moves: int = 64
     idle: int = 32
 
-    def __post_init__(self):
-        if not self.horizon > 0 or self.max_moves < 1 or self.idle < 1:
-            raise ValueError(
-                f"horizon must be > 0 and max_moves and idle at least 1; got {self.horizon}, "
-                f"{self.max_moves} and {self.idle}."
-            )
-
     def plan(self, loads: np.ndarray, placement: Placement) -> Adjustment:
         """The moves that save more time than they cost.
 

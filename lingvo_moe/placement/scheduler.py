@@ -1,4 +1,4 @@
-"""The scheduler of moves: triggers, and a queue of moves that are made between training steps.
+"""The scheduler of moves, and a queue of moves that are made between training steps.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, sections 3 and 4 (scheduler, best-effort
 adjustment).
@@ -6,7 +6,6 @@ adjustment).
 D devices, E experts.
 """
 
-import abc
 import dataclasses
 import math
 from typing import NamedTuple
@@ -17,43 +16,6 @@ from lingvo_moe.placement.cost import CostModel, balance_ratio, device_tokens
 from lingvo_moe.placement.forecast import Forecast, Seen
 from lingvo_moe.placement.placement import Migrate, Move, Placement, Shrink
 from lingvo_moe.placement.policy_maker import Adjustment, PolicyMaker
-
-
-@dataclasses.dataclass(frozen=True)
-class Trigger(abc.ABC):
-    """Decides whether the scheduler plans."""
-
-    @abc.abstractmethod
-    def should_plan(self, tokens: np.ndarray, step: int, active: bool) -> bool:
-        """Whether to plan now.
-
-        Args:
-            tokens: of each device or slot, from CostModel.tokens_to_balance.
-            step: number of earlier steps.
-            active: the last result; planning continues until the measure is at most `release`.
-        """
-
-
-@dataclasses.dataclass(frozen=True)
-class MaxTrigger(Trigger):
-    """Plans from when the balance ratio exceeds `threshold` until it is at most `release`.
-
-    The balance ratio is the busiest device's tokens divided by the mean.
-    """
-
-    threshold: float = 1.1
-    release: float = 1.05
-
-    def __post_init__(self):
-        if not 1 <= self.release <= self.threshold:
-            raise ValueError(
-                f"Needs 1 <= release <= threshold, where 1 is balance; got release {self.release} "
-                f"and threshold {self.threshold}."
-            )
-
-    def should_plan(self, tokens, step, active):
-        del step
-        return balance_ratio(tokens) > (self.release if active else self.threshold)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,16 +65,15 @@ class MoveQueue:
                     wait(move)
                 continue
             free = slots.isdisjoint(move.touched) and experts.isdisjoint(move.experts(after))
-            blocked = not free
-            if not blocked and budget < math.inf:
+            if free and budget < math.inf:
                 seconds = cost.adjustment_seconds(placement, candidate)
-                blocked = bool(taken) and seconds > max(budget, price)
-                price = price if blocked else seconds
-            if blocked:
-                wait(move)
-            else:
+                free = not taken or seconds <= max(budget, price)
+                price = seconds if free else price
+            if free:
                 after = candidate
                 taken.append(move)
+            else:
+                wait(move)
         return MoveQueue(tuple(left)), after, tuple(taken)
 
 
@@ -123,7 +84,7 @@ class State(NamedTuple):
         placement: the current one.
         seen: the forecast's state; None before the first step.
         queue: waiting moves.
-        active: whether the trigger fired last time.
+        active: whether the load was unbalanced last time.
         step: number of steps seen.
         rest: no planning before this step.
     """
@@ -141,7 +102,7 @@ class Decision(NamedTuple):
 
     Attributes:
         ratio: balance ratio of this step.
-        plan: a new plan; None if the trigger did not fire or moves are waiting.
+        plan: a new plan; None if the load is balanced or moves are waiting.
         moves: made now.
         adjustment_seconds: time of their copies by the cost model.
     """
@@ -156,25 +117,23 @@ class Decision(NamedTuple):
 class Scheduler:
     """Decides on moves from the loads of each step.
 
+    It plans from when the balance ratio exceeds `threshold` until it is at most `release`. The
+    balance ratio is the busiest device's tokens divided by the mean, 1 is balance.
+
     Attributes:
         maker: makes plans.
-        trigger: decides when to plan.
+        threshold, release: of the balance ratio.
         forecast: of the loads to plan for.
         budget: seconds of copies between two steps.
         patience: steps without planning after an empty plan.
     """
 
     maker: PolicyMaker
-    trigger: Trigger = MaxTrigger()
+    threshold: float = 1.1
+    release: float = 1.05
     forecast: Forecast = Forecast()
     budget: float = math.inf
     patience: int = 4
-
-    def __post_init__(self):
-        if not self.budget > 0:
-            raise ValueError(f"budget must be > 0 seconds, got {self.budget}.")
-        if self.patience < 0:
-            raise ValueError(f"patience must be at least 0 steps, got {self.patience}.")
 
     def step(self, state: State, loads: np.ndarray) -> tuple[State, Decision]:
         """Called after every training step.
@@ -186,21 +145,22 @@ class Scheduler:
         Returns:
             The next state, whose placement must be set before the next step, and the decision.
         """
+        cost = self.maker.cost
         seen = self.forecast.update(state.seen, loads)
         ahead = self.forecast.loads(seen)
-        tokens = self.maker.cost.tokens_to_balance(ahead, state.placement)
-        active = self.trigger.should_plan(tokens, state.step, state.active)
+        ratio = balance_ratio(cost.tokens_to_balance(ahead, state.placement))
+        active = ratio > (self.release if state.active else self.threshold)
         queue, plan, rest = state.queue, None, state.rest
         if active and not queue.moves and state.step >= rest:
             plan = self.maker.plan(ahead, state.placement)
             queue = MoveQueue(plan.moves)
             rest = state.step + 1 + (0 if plan.moves else self.patience)
-        queue, placement, moves = queue.take(state.placement, self.maker.cost, self.budget)
+        queue, placement, moves = queue.take(state.placement, cost, self.budget)
         decision = Decision(
             ratio=balance_ratio(device_tokens(loads, state.placement)),
             plan=plan,
             moves=moves,
-            adjustment_seconds=self.maker.cost.adjustment_seconds(state.placement, placement),
+            adjustment_seconds=cost.adjustment_seconds(state.placement, placement),
         )
         return State(placement, seen, queue, active, state.step + 1, rest), decision
 

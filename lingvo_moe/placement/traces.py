@@ -18,7 +18,7 @@ class Trace:
     """Loads step by step.
 
     Attributes:
-        loads: int32 [S, L, D, E], choices of each expert made on each source device.
+        loads: int [S, L, D, E], choices of each expert made on each source device.
         steps: int64 [S], numbers of the training steps, ascending.
         layers: names of the L layers.
         experts: number of experts of each layer; loads beyond it are 0. () if every layer has E.
@@ -28,27 +28,6 @@ class Trace:
     steps: np.ndarray
     layers: tuple[str, ...]
     experts: tuple[int, ...] = ()
-
-    def __post_init__(self):
-        shape = (len(self.steps), len(self.layers))
-        if self.loads.ndim != 4 or self.loads.shape[:2] != shape or not self.loads.size:
-            raise ValueError(
-                f"Loads must be [steps, layers, devices, experts] with {shape[0]} steps and "
-                f"{shape[1]} layers, none of them 0; got {self.loads.shape}."
-            )
-        if not np.issubdtype(self.loads.dtype, np.integer) or self.loads.min() < 0:
-            raise ValueError(f"Loads must be counts, integers from 0 on; got {self.loads.dtype}.")
-        if np.any(np.diff(self.steps) <= 0):
-            raise ValueError("Steps of a trace must ascend.")
-        if len(self.layer_experts) != len(self.layers) or any(
-            not 0 < experts <= self.loads.shape[3] or self.loads[:, layer, :, experts:].any()
-            for layer, experts in enumerate(self.layer_experts)
-        ):
-            raise ValueError(
-                f"experts={self.experts} must have a number from 1 to {self.loads.shape[3]} for "
-                f"each of the {len(self.layers)} layers, and loads of experts above that number "
-                f"must be 0. Change the argument experts."
-            )
 
     @property
     def num_devices(self) -> int:
@@ -66,13 +45,9 @@ class Trace:
 
     def save(self, path: Path) -> None:
         """Writes an .npz file, which appears when it is complete."""
-        npz.save(
-            path,
-            loads=self.loads,
-            steps=self.steps,
-            layers=np.array(self.layers, str),
-            experts=np.array(self.layer_experts),
-        )
+        experts = np.array(self.layer_experts)
+        layers = np.array(self.layers, str)
+        npz.save(path, loads=self.loads, steps=self.steps, layers=layers, experts=experts)
 
     @staticmethod
     def load(path: Path) -> "Trace":
@@ -83,17 +58,19 @@ class Trace:
         """
 
         def make(fields):
-            return Trace(
+            layers, experts = map(str, fields["layers"]), map(int, fields["experts"])
+            found = Trace(
                 loads=fields["loads"],
                 steps=fields["steps"],
-                layers=tuple(map(str, fields["layers"])),
-                experts=tuple(map(int, fields.get("experts", ()))),
+                layers=tuple(layers),
+                experts=tuple(experts),
             )
+            shape, sizes = (len(found.steps), len(found.layers)), found.loads.shape
+            if len(sizes) != 4 or sizes[:2] != shape or len(found.experts) != shape[1]:
+                raise ValueError(f"loads of shape {sizes} for {shape} steps and layers")
+            return found
 
-        cure = (
-            "It must be an .npz file of steps, layers and loads [steps, layers, devices, experts]."
-        )
-        return npz.load(path, make, "trace of expert loads", cure)
+        return npz.load(path, make, "trace of expert loads", "Record it with --record_loads.")
 
 
 class TraceRecorder:
@@ -127,14 +104,10 @@ class TraceRecorder:
         self._loads: dict[int, np.ndarray] = {}
         if self._path.exists():
             known = Trace.load(self._path)
-            if known.layers != self._layers:
+            theirs, ours = (known.layers, known.loads.shape[2:]), (self._layers, shape)
+            if theirs != ours:
                 raise ValueError(
-                    f"{path} is a trace of layers {known.layers}, not {self._layers}; "
-                    f"record to another file."
-                )
-            if known.loads.shape[2:] != shape:
-                raise ValueError(
-                    f"{path} is of (groups, experts) {known.loads.shape[2:]}, not {shape}; "
+                    f"{path} is a trace of layers and (groups, experts) {theirs}, not {ours}; "
                     f"record to another file."
                 )
             self._loads = dict(zip(known.steps.tolist(), known.loads, strict=True))
@@ -145,19 +118,10 @@ class TraceRecorder:
         Args:
             step: its number; recorded steps from this one on are removed.
             loads: [L, D, E], counts; floats are rounded.
-
-        Raises:
-            ValueError: not of the shape of earlier steps.
         """
-        loads = np.rint(np.asarray(loads)).astype(np.int32)
-        if self._loads and loads.shape != next(iter(self._loads.values())).shape:
-            raise ValueError(
-                f"Loads of step {step} are {loads.shape}, those before "
-                f"{next(iter(self._loads.values())).shape}."
-            )
         if self._loads and next(reversed(self._loads)) >= step:
             self._loads = {s: a for s, a in self._loads.items() if s < step}
-        self._loads[step] = loads
+        self._loads[step] = np.rint(np.asarray(loads)).astype(np.int32)
 
     def save(self) -> None:
         """Writes the file; does nothing before the first step."""

@@ -22,42 +22,11 @@ def test_a_file_and_back(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["loads.npz"]
 
 
-def test_numbers_of_experts(tmp_path):
-    loads = np.array([[[[1, 2, 0]], [[3, 4, 5]]]])
-    trace = _trace(loads, layers=("a", "b"), experts=(2, 3))
+def test_a_layer_has_its_own_number_of_experts(tmp_path):
+    trace = _trace([[[[1, 2, 0]], [[3, 4, 5]]]], layers=("a", "b"), experts=(2, 3))
     trace.save(tmp_path / "loads.npz")
     assert Trace.load(tmp_path / "loads.npz").layer_experts == (2, 3)
     assert trace.of_layer(0).tolist() == [[[1, 2]]]
-    for wrong in ((1, 3), (2,), (2, 4), (0, 3)):
-        with pytest.raises(
-            ValueError, match="must have a number from 1 to 3 for each of the 2 lay"
-        ):
-            _trace(loads, layers=("a", "b"), experts=wrong)
-    np.savez(tmp_path / "earlier.npz", loads=loads, steps=[0], layers=["a", "b"])
-    assert Trace.load(tmp_path / "earlier.npz").layer_experts == (3, 3)
-
-
-def test_no_file_and_another_file(tmp_path):
-    with pytest.raises(ValueError, match="holds no trace of expert loads"):
-        Trace.load(tmp_path / "none.npz")
-    np.savez(tmp_path / "other.npz", weights=np.ones(3))
-    with pytest.raises(ValueError, match=r"other.npz holds no trace .* an .npz file of steps"):
-        Trace.load(tmp_path / "other.npz")
-
-
-@pytest.mark.parametrize(
-    ("loads", "changes", "text"),
-    [
-        (np.ones((2, 1, 2, 2), int), {"steps": np.array([0])}, "with 1 steps and 1 layers"),
-        (np.ones((2, 1, 2, 2), int), {"steps": np.array([1, 1])}, "must ascend"),
-        (np.ones((1, 1, 2, 2)), {}, "integers from 0 on; got float64"),
-        (-np.ones((1, 1, 2, 2), int), {}, "integers from 0 on"),
-        (np.ones((1, 1, 0, 2), int), {}, "none of them 0"),
-    ],
-)
-def test_what_is_no_trace(loads, changes, text):
-    with pytest.raises(ValueError, match=text):
-        _trace(loads, **changes)
 
 
 def test_the_recorder_resumes(tmp_path):
@@ -76,39 +45,23 @@ def test_the_recorder_resumes(tmp_path):
     trace = Trace.load(path)
     assert trace.steps.tolist() == [0, 10, 20]
     assert trace.loads[:, 0, 0, 0].tolist() == [0, 7, 8]
-    with pytest.raises(ValueError, match=r"is a trace of layers \('a',\), not \('b',\)"):
-        TraceRecorder(path, ["b"], (2, 2))
-    with pytest.raises(ValueError, match=r"is of .groups, experts. .2, 2., not .4, 2."):
-        TraceRecorder(path, ["a"], (4, 2))
-    with pytest.raises(ValueError, match=r"Loads of step 30 are \(1, 2, 3\)"):
-        recorder.add(30, np.zeros((1, 2, 3)))
+    for layers, shape in ((["b"], (2, 2)), (["a"], (4, 2))):
+        with pytest.raises(ValueError, match="another file"):
+            TraceRecorder(path, layers, shape)
 
 
 def test_a_recording_that_cannot_be_written_is_refused_at_the_start(tmp_path):
-    with pytest.raises(IsADirectoryError, match=rf"{tmp_path} is a directory; give the name of a"):
+    with pytest.raises(IsADirectoryError, match="directory"):
         TraceRecorder(tmp_path, ["a"], (2, 2))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        TraceRecorder(tmp_path / "file" / "loads.npz", ["a"], (2, 2))
 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"loads": np.ones((2, 1, 2, 2))},
-        {"loads": -np.ones((2, 1, 2, 2), np.int32)},
-        {"loads": np.ones((2, 2), np.int32)},
-        {"loads": np.array("text")},
-        {"steps": np.array(3)},
-        {"steps": np.array([1, 1])},
-        {"layers": np.array("a")},
-        {"layers": np.array(["a", "b"])},
-    ],
+    [{"loads": np.ones((2, 2))}, {"loads": np.array("text")}, {"layers": ["a", "b"]}, None],
 )
 def test_a_file_of_something_else(tmp_path, changes):
     fields = {"loads": np.ones((2, 1, 2, 2), np.int32), "steps": np.arange(2), "layers": ["a"]}
-    np.savez(tmp_path / "good.npz", **fields)
-    Trace.load(tmp_path / "good.npz")
-    np.savez(tmp_path / "bad.npz", **(fields | changes))
-    with pytest.raises(ValueError, match=r"bad\.npz holds no trace of expert loads"):
+    if changes is not None:
+        np.savez(tmp_path / "bad.npz", **(fields | {"experts": [2]} | changes))
+    with pytest.raises(ValueError, match=r"bad.npz"):
         Trace.load(tmp_path / "bad.npz")

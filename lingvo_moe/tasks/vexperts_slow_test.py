@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rates import ExpertShape, from_hardware
-from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler
+from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_model
 from lingvo_moe.testing.logdirs import training_job
@@ -35,8 +35,7 @@ def scheduler(task):
     """Small experts, and a threshold that random loads are above."""
     expert = ExpertShape(model_dim=16, hidden_dim=32)
     cost = from_hardware(find_hardware("h100"), task.params.model.moe.dispatcher.devices, expert)
-    trigger = MaxTrigger(threshold=1.01, release=1.0)
-    return Scheduler(maker=PolicyMaker(cost=cost, horizon=1e6), trigger=trigger)
+    return Scheduler(maker=PolicyMaker(cost=cost, horizon=1e6), threshold=1.01, release=1.0)
 
 
 def run(logdir, *overrides, **options):

@@ -11,7 +11,7 @@ from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rebalance import Rebalanced
-from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler
+from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.testing.regression import Regression
 
@@ -51,7 +51,7 @@ def scheduler(padded=False):
         state_bytes=24 * MODEL * 8,
         padded=padded,
     )
-    return Scheduler(maker=PolicyMaker(cost=cost), trigger=MaxTrigger(threshold=1.1, release=1.05))
+    return Scheduler(maker=PolicyMaker(cost=cost))
 
 
 def start(runtime, weights):
