@@ -144,10 +144,11 @@ def _innermost(one: Sbp, axes: tuple[int, ...], sbp: NdSbp) -> bool:
 
 
 def _even(shape, sbp, mesh):
-    try:
-        return bool(piece_shape(shape, sbp, mesh) or True)
-    except ValueError:
-        return False
+    pieces = [
+        math.prod(n for n, one in zip(mesh.shape, sbp, strict=True) if one == Split(dim))
+        for dim in range(len(shape))
+    ]
+    return not any(size % n for size, n in zip(shape, pieces, strict=True))
 
 
 def _step(axes, source, target, shape, element_bytes, mesh):

@@ -33,20 +33,8 @@ class Signature(NamedTuple):
         return f"{', '.join(map(str, self.operands))} → {self.result}"
 
 
-class NdSignature(NamedTuple):
-    """For all axes of a mesh."""
-
-    operands: tuple[NdSbp, ...]
-    result: NdSbp
-
-
 class Operator(abc.ABC):
     """An operator of the algebra: a rule for its signatures."""
-
-    @property
-    @abc.abstractmethod
-    def num_operands(self) -> int:
-        """The number of operands."""
 
     @abc.abstractmethod
     def signatures(self, devices: int) -> tuple[Signature, ...]:
@@ -67,7 +55,12 @@ class Linear(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Lettered(Operator):
-    """An operator described by an equation; make it by one of the functions below.
+    """An operator described by an equation.
+
+    An einsum, a transpose or a sum over dimensions is linear of EACH. A sum of tensors with
+    broadcasting, "BM,M->BM", is linear TOGETHER. The mean over letters that the result lacks is
+    linear, but the means of pieces do not add up to the mean: its letters are `whole`. Of other
+    functions, such as relu, softmax or a maximum, `whole` are the letters along which they work.
 
     Attributes:
         equation: as in einsum; a letter is a dimension.
@@ -76,46 +69,25 @@ class Lettered(Operator):
     """
 
     equation: str
-    linear: Linear
+    linear: Linear = Linear.EACH
     whole: str = ""
-
-    @property
-    def terms(self) -> list[str]:
-        """The letters of each operand."""
-        return _parse(self.equation)[0]
-
-    @property
-    def result(self) -> str:
-        """The letters of the result."""
-        return _parse(self.equation)[1]
-
-    @property
-    def num_operands(self) -> int:
-        """The number of terms."""
-        return len(self.terms)
 
     def signatures(self, devices: int) -> tuple[Signature, ...]:
         """See Operator; the result is the same for any number of devices."""
-        letters = dict.fromkeys("".join([self.result, *self.terms]))
-        cuts = [self._cut(letter) for letter in letters if self._may_cut(letter)]
-        copies = Signature((B,) * self.num_operands, B)
-        return (*cuts, *self._sums(), copies)
-
-    def _may_cut(self, letter):
-        # The two dimensions of a diagonal would have to be split together, by one axis.
-        return letter not in self.whole and all(term.count(letter) < 2 for term in self.terms)
-
-    def _cut(self, letter):
-        operands = tuple(Split(t.index(letter)) if letter in t else B for t in self.terms)
-        return Signature(operands, Split(self.result.index(letter)) if letter in self.result else P)
-
-    def _sums(self):
-        match self.linear:
-            case Linear.EACH:
-                for i in range(self.num_operands):
-                    yield Signature(tuple(P if i == j else B for j in range(self.num_operands)), P)
-            case Linear.TOGETHER:
-                yield Signature((P,) * self.num_operands, P)
+        terms, result = _parse(self.equation)
+        found = []
+        for letter in dict.fromkeys("".join([result, *terms])):
+            # The two dimensions of a diagonal would have to be split together, by one axis.
+            if letter not in self.whole and all(term.count(letter) < 2 for term in terms):
+                cut = tuple(Split(t.index(letter)) if letter in t else B for t in terms)
+                found.append(Signature(cut, Split(result.index(letter)) if letter in result else P))
+        count = len(terms)
+        if self.linear == Linear.EACH:
+            ones = (tuple(P if i == j else B for j in range(count)) for i in range(count))
+            found += [Signature(operands, P) for operands in ones]
+        elif self.linear == Linear.TOGETHER:
+            found.append(Signature((P,) * count, P))
+        return (*found, Signature((B,) * count, B))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +100,6 @@ class Reshape(Operator):
 
     source: tuple[int, ...]
     target: tuple[int, ...]
-    num_operands = 1
 
     def signatures(self, devices: int) -> tuple[Signature, ...]:
         cuts = (
@@ -160,7 +131,6 @@ class Gather(Operator):
 
     equation: str
     over: str
-    num_operands = 2
 
     def signatures(self, devices: int) -> tuple[Signature, ...]:
         (table, indices), result = _parse(self.equation)
@@ -175,67 +145,7 @@ class Gather(Operator):
 
 def einsum(equation: str) -> Lettered:
     """Sums of products, transposes, and sums over dimensions."""
-    return Lettered(equation, Linear.EACH)
-
-
-def add(equation: str) -> Lettered:
-    """A sum of tensors with broadcasting: "BM,M->BM"; the result has all letters."""
-    return Lettered(equation, Linear.TOGETHER)
-
-
-def elementwise(equation: str) -> Lettered:
-    """Any other elementwise function, such as relu or max(x, y); for products use `einsum`."""
-    return Lettered(equation, Linear.NOT)
-
-
-def softmax(dims: str, over: str) -> Lettered:
-    """Softmax, or another non-linear operator along dimensions, such as norms, sorting or top k.
-
-    Args:
-        dims: one letter a dimension.
-        over: the letters of the dimensions along which it works.
-    """
-    return Lettered(f"{dims}->{dims}", Linear.NOT, whole=over)
-
-
-def mean(equation: str) -> Lettered:
-    """The mean over the letters that the result lacks; for a sum use `einsum`.
-
-    It is linear, but the means of pieces do not add up to the mean, so these letters stay whole.
-
-    Raises:
-        ValueError: as `einsum`.
-    """
-    return Lettered(equation, Linear.EACH, whole=_summed(equation))
-
-
-def extremum(equation: str) -> Lettered:
-    """The maximum, minimum or product over the letters that the result lacks.
-
-    Raises:
-        ValueError: as `einsum`.
-    """
-    return Lettered(equation, Linear.NOT, whole=_summed(equation))
-
-
-def transpose(permutation: Sequence[int]) -> Lettered:
-    """Dimension i of the result is dimension permutation[i] of the operand."""
-    letters = [chr(ord("a") + i) for i in range(len(permutation))]
-    return einsum(f"{''.join(letters)}->{''.join(letters[i] for i in permutation)}")
-
-
-def nd_signatures(operator: Operator, sizes: Sequence[int]) -> Iterator[NdSignature]:
-    """All legal signatures on a mesh of these sizes."""
-    if not sizes:
-        yield NdSignature((NdSbp(),) * operator.num_operands, NdSbp())
-        return
-    for outer in operator.signatures(sizes[0]):
-        for inner in nd_signatures(operator.piece(outer, sizes[0]), sizes[1:]):
-            operands = zip(outer.operands, inner.operands, strict=True)
-            yield NdSignature(
-                tuple(NdSbp([one, *rest]) for one, rest in operands),
-                NdSbp([outer.result, *inner.result]),
-            )
+    return Lettered(equation)
 
 
 def infer(operator: Operator, operands: Sequence[NdSbp], mesh: Mesh) -> NdSbp:
@@ -262,11 +172,6 @@ def infer(operator: Operator, operands: Sequence[NdSbp], mesh: Mesh) -> NdSbp:
 def _parse(equation: str) -> tuple[list[str], str]:
     terms, _, result = equation.replace(" ", "").partition("->")
     return terms.split(","), result
-
-
-def _summed(equation: str) -> str:
-    terms, result = _parse(equation)
-    return "".join(dict.fromkeys(letter for letter in "".join(terms) if letter not in result))
 
 
 def _strides(shape: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.sbp import signatures, types
-from lingvo_moe.sbp.signatures import Signature, nd_signatures
+from lingvo_moe.sbp.signatures import Lettered, Linear, Signature
 from lingvo_moe.sbp.types import B, P, S, parse
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.testing.sbp import cut, join
@@ -72,8 +72,20 @@ def _first(placed):
     return types.NdSbp(one if one == S(0) else B for one in placed)
 
 
+def nd_signatures(operator, sizes):
+    """(*operands, result) of all signatures on a mesh: an inner one for each outer one."""
+    signatures_ = operator.signatures(sizes[0])
+    for outer in signatures_:
+        if len(sizes) == 1:
+            yield tuple(types.NdSbp([one]) for one in (*outer.operands, outer.result))
+            continue
+        for inner in nd_signatures(operator.piece(outer, sizes[0]), sizes[1:]):
+            of = zip((*outer.operands, outer.result), inner, strict=True)
+            yield tuple(types.NdSbp([one, *rest]) for one, rest in of)
+
+
 def inferred(operator, mesh):
-    found = [(*s.operands, s.result) for s in nd_signatures(operator, mesh.shape)]
+    found = list(nd_signatures(operator, mesh.shape))
     assert len(found) == len(set(found))
     assert len({f[:-1] for f in found}) == len(found), "two results for the same operands"
     return set(found)
@@ -149,18 +161,18 @@ def normal(x, axis):
     return e / e.sum(axis, keepdims=True)
 
 
+TOGETHER, NOT = Linear.TOGETHER, Linear.NOT
 OTHERS = {
-    "add": (signatures.add("ab,ab->ab"), lambda x, y: x + y, [(8, 4), (8, 4)]),
-    "bias": (signatures.add("ab,b->ab"), lambda x, y: x + y, [(8, 4), (4,)]),
-    "scale": (signatures.add("ab->ab"), lambda x: 3 * x, [(8, 4)]),
-    "relu": (signatures.elementwise("ab->ab"), relu, [(8, 4)]),
-    "maximum": (signatures.elementwise("ab,b->ab"), np.maximum, [(8, 4), (4,)]),
-    "softmax": (signatures.softmax("ab", "b"), lambda x: normal(x, 1), [(8, 4)]),
-    "sum": (signatures.einsum("ab->a"), lambda x: x.sum(1), [(8, 4)]),
-    "mean": (signatures.mean("ab->b"), lambda x: x.mean(0), [(8, 4)]),
-    "max": (signatures.extremum("ab->a"), lambda x: x.max(1), [(8, 4)]),
-    "min_of_all": (signatures.extremum("a->"), lambda x: x.min(), [(8,)]),
-    "transpose": (signatures.transpose([2, 0, 1]), lambda x: x.transpose(2, 0, 1), [(8, 4, 12)]),
+    "add": (Lettered("ab,ab->ab", TOGETHER), lambda x, y: x + y, [(8, 4), (8, 4)]),
+    "bias": (Lettered("ab,b->ab", TOGETHER), lambda x, y: x + y, [(8, 4), (4,)]),
+    "relu": (Lettered("ab->ab", NOT), relu, [(8, 4)]),
+    "maximum": (Lettered("ab,b->ab", NOT), np.maximum, [(8, 4), (4,)]),
+    "softmax": (Lettered("ab->ab", NOT, "b"), lambda x: normal(x, 1), [(8, 4)]),
+    "sum": (Lettered("ab->a"), lambda x: x.sum(1), [(8, 4)]),
+    "mean": (Lettered("ab->b", whole="a"), lambda x: x.mean(0), [(8, 4)]),
+    "max": (Lettered("ab->a", NOT, "b"), lambda x: x.max(1), [(8, 4)]),
+    "min_of_all": (Lettered("a->", NOT, "a"), lambda x: x.min(), [(8,)]),
+    "transpose": (Lettered("abc->cab"), lambda x: x.transpose(2, 0, 1), [(8, 4, 12)]),
 }
 
 
@@ -237,11 +249,11 @@ def test_infer():
     mesh = Mesh(("data", "model"), (2, 4))
     product = signatures.einsum("BM,MH->BH")
     assert signatures.infer(product, [parse("S(0),S(1)"), parse("B,S(0)")], mesh) == parse("S(0),P")
-    with pytest.raises(ValueError, match=r"no signature for S\(1\), B on axis 'model', only .*Box"):
+    with pytest.raises(ValueError, match="no signature"):
         signatures.infer(product, [parse("S(0),S(1)"), parse("B,B")], mesh)
     # Within the half that "data" leaves, 1 x 6, "model" may cut what is then the first dimension.
     mesh = Mesh(("data", "model"), (2, 3))
     merge = signatures.Reshape((2, 6), (12,))
     assert signatures.infer(merge, [parse("S(0),S(1)")], mesh) == parse("S(0),S(0)")
-    with pytest.raises(ValueError, match=r"no signature for S\(1\) on axis 'model'"):
+    with pytest.raises(ValueError, match="no signature"):
         signatures.infer(merge, [parse("B,S(1)")], mesh)

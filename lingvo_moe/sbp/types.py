@@ -84,37 +84,6 @@ def every(rank: int, axes: int) -> Iterable[NdSbp]:
     return map(NdSbp, itertools.product(one, repeat=axes))
 
 
-# ---- conversion from and to the rules of annotations.py ----
-
-
-def split_axes(sbp: NdSbp, rank: int, mesh: Mesh) -> list[tuple[str, ...]]:
-    """The axes that split each dimension, as from `assignment`; B and P split none.
-
-    Raises:
-        ValueError: not one type for each axis, or S(i) of a dimension that does not exist.
-    """
-    check(sbp, rank, mesh)
-    named = list(zip(mesh.axes, sbp, strict=True))
-    return [tuple(axis for axis, one in named if one == Split(dim)) for dim in range(rank)]
-
-
-def from_axes(axes: Sequence[tuple[str, ...]], mesh: Mesh) -> NdSbp:
-    """The inverse of `split_axes` for tensors without P.
-
-    Raises:
-        ValueError: a dimension is split over axes in another order than the mesh's.
-    """
-    result: dict[str, Sbp] = dict.fromkeys(mesh.axes, B)
-    for dim, group in enumerate(axes):
-        if list(group) != sorted(group, key=mesh.axes.index):
-            raise ValueError(
-                f"Dimension {dim} is split over {group}, inner before outer; name the axes in the "
-                f"order of the mesh, {mesh.axes}."
-            )
-        result |= dict.fromkeys(group, Split(dim))
-    return NdSbp(result.values())
-
-
 def from_rules(dims: str, shape: tuple[int | None, ...], mesh: Mesh, rules: Rules) -> NdSbp:
     """The type that `annotate` gives to a tensor with these letters.
 
@@ -125,35 +94,26 @@ def from_rules(dims: str, shape: tuple[int | None, ...], mesh: Mesh, rules: Rule
         rules: letter -> mesh axis or axes.
 
     Raises:
-        ValueError: as `assignment`, or as `from_axes`.
+        ValueError: as `assignment`, or a dimension is split over axes in another order than the
+            mesh's.
     """
-    return from_axes(assignment(dims, shape, mesh, rules), mesh)
-
-
-# ---- the pieces of each device ----
-
-
-def check(sbp: NdSbp, rank: int, mesh: Mesh):
-    """Checks that a tensor of this rank can have this type on this mesh.
-
-    Raises:
-        ValueError: not one type for each axis, or S(i) of a dimension that does not exist.
-    """
-    if len(sbp) != len(mesh.axes):
-        raise ValueError(
-            f"{str(sbp)!r} has {len(sbp)} parts and the mesh the axes {mesh.axes}; give one for "
-            f"each."
-        )
-    for one in sbp:
-        if isinstance(one, Split) and one.dim >= rank:
-            raise ValueError(f"{one} of {str(sbp)!r} is no dimension of a tensor of rank {rank}.")
+    result: dict[str, Sbp] = dict.fromkeys(mesh.axes, B)
+    for dim, group in enumerate(assignment(dims, shape, mesh, rules)):
+        if list(group) != sorted(group, key=mesh.axes.index):
+            raise ValueError(
+                f"Dimension {dim} is split over {group}, inner before outer; name the axes in the "
+                f"order of the mesh, {mesh.axes}."
+            )
+        result |= dict.fromkeys(group, Split(dim))
+    return NdSbp(result.values())
 
 
 def piece_shape(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> tuple[int, ...]:
     """The shape of the piece of one device.
 
     Raises:
-        ValueError: as `check`, or a dimension does not divide into equal pieces.
+        ValueError: a dimension does not divide into equal pieces.
     """
-    axes = split_axes(sbp, len(shape), mesh)
+    named = list(zip(mesh.axes, sbp, strict=True))
+    axes = [tuple(a for a, one in named if one == Split(dim)) for dim in range(len(shape))]
     return mesh.piece_shape(shape, axes, range(len(shape)), f"{tuple(shape)} as {sbp}")

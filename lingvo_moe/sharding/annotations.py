@@ -28,12 +28,10 @@ class Mesh:
     shape: tuple[int, ...]
 
     def __post_init__(self):
-        if len(self.axes) != len(self.shape) or len(set(self.axes)) != len(self.axes):
+        if len(set(self.axes)) != len(self.shape) or min(self.shape, default=1) < 1:
             raise ValueError(
-                f"A mesh needs one distinct name a size, got {self.axes}, {self.shape}."
+                f"A mesh needs a distinct name for each size, and sizes of 1 or more; got {self}."
             )
-        if min(self.shape, default=1) < 1:
-            raise ValueError(f"Mesh sizes must be >= 1, got {self.shape}.")
 
     def __str__(self):
         """As `parse_mesh` reads it: "data:2,expert:4"."""

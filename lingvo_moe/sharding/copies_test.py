@@ -121,7 +121,5 @@ def test_the_gradient_of_a_copy_is_what_its_device_contributes():
 
 
 def test_uneven_rows():
-    with pytest.raises(
-        ValueError, match=r"6 rows of a micro-batch cannot be split .* for 4 devices"
-    ):
+    with pytest.raises(ValueError, match="6 rows"):
         copies.matmul(tf.zeros([6, 3]), tf.zeros([4, 3, 5]))

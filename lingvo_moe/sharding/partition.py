@@ -11,14 +11,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.core.tensorflow_private import set_attribute, xla_sharding
-from lingvo_moe.sharding.annotations import (
-    Mesh,
-    active,
-    assignment,
-    tile,
-    tile_sharding,
-    use_mesh,
-)
+from lingvo_moe.sharding.annotations import active, assignment, tile_sharding, use_mesh
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
@@ -35,7 +28,6 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
         num_partitions: the number of pieces and devices.
 
     Raises:
-        IndexError: no such dimension.
         ValueError: more pieces than elements.
     """
     shape = [1] * tensor.shape.rank
@@ -57,37 +49,15 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray | Sequence) -> tf.Ten
         ValueError: another rank, more pieces than elements, or entries that are not a permutation.
     """
     devices = np.asarray(device_assignment)
-    for axis, (pieces, size) in enumerate(zip(devices.shape, tensor.shape, strict=True)):
-        if size is not None and pieces > size:
-            raise ValueError(
-                f"Dimension {axis} of {tensor.shape} has {size} elements, too few to split into "
-                f"{pieces} pieces."
-            )
-    if sorted(devices.ravel().tolist()) != list(range(devices.size)):
+    numbers, sizes = devices.ravel().tolist(), zip(devices.shape, tensor.shape, strict=True)
+    if sorted(numbers) != list(range(devices.size)) or any(n > (s or n) for n, s in sizes):
         raise ValueError(
-            f"device_assignment must hold each of 0 … {devices.size - 1} once, got "
-            f"{devices.ravel().tolist()}."
+            f"device_assignment must have at most the shape {tensor.shape} and hold each device of "
+            f"0 … {devices.size - 1} once, got {numbers} of shape {devices.shape}."
         )
     if devices.size == 1:
         return replicate(tensor)
     return xla_sharding.tile(tensor, devices, use_sharding_op=True)
-
-
-def mesh_split(tensor: tf.Tensor, mesh: Mesh, dims: Sequence[str | tuple[str, ...]]) -> tf.Tensor:
-    """The tensor, split over axes of a mesh.
-
-    Args:
-        tensor: any rank.
-        mesh: the devices.
-        dims: for each dimension the mesh axis or axes that split it; "" or () for none.
-
-    Raises:
-        ValueError: dims of another length than the rank, an unknown axis, one used twice, or more
-            pieces than elements.
-    """
-    letters = "".join(chr(ord("a") + i) for i in range(len(dims)))
-    rules = {letter: axes for letter, axes in zip(letters, dims, strict=True) if axes}
-    return tile(tensor, assignment(letters, tuple(tensor.shape), mesh, rules), mesh)
 
 
 # The dtype of integers in a manual region. XLA merges equal constants, and fails if a constant is
