@@ -3,12 +3,12 @@
 P language pairs.
 """
 
+import collections
 import dataclasses
 import math
 import os
-import queue
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -137,7 +137,8 @@ class Part(NamedTuple):
         """The state to save; see `TrainInput.state`."""
         batches, states = {"batches": np.asarray(position.batches, np.int64)}, position.shards
         if self.saved.all():
-            return batches | stack_states(states.values())
+            names = next(iter(states.values()))
+            return batches | {n: np.stack([one[n] for one in states.values()]) for n in names}
         numbers = np.flatnonzero(self.saved).tolist()
         return batches | {
             name: ProcessRows(
@@ -264,12 +265,6 @@ class TrainInput:
         self.go_to(InputPosition(int(state["batches"]), mine))
 
 
-def stack_states(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Stacks the states of all virtual shards."""
-    states = list(states)
-    return {name: np.stack([state[name] for state in states]) for name in states[0]}
-
-
 class ProcessRows:
     """The rows of an int64 array that one process holds; checkpoints treat them as shards of a
     jax.Array.
@@ -339,32 +334,22 @@ class Prefetcher:
 
     def __init__(self, source: Batches, ahead: int = 4):
         """Wraps an input; after the first `next_batch` only the thread uses it."""
-        self._source = source
-        self._queue: queue.Queue = queue.Queue(ahead)
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._state = source.state()
+        self._source, self._ahead, self._state = source, ahead, source.state()
+        self._thread = ThreadPoolExecutor(1)
+        self._made: collections.deque[Future] = collections.deque()
 
     def __enter__(self) -> "Prefetcher":
         return self
 
     def __exit__(self, *exception) -> None:
-        self._stop.set()
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(timeout=0.01)
-            while not self._queue.empty():
-                self._queue.get_nowait()
+        self._thread.shutdown(cancel_futures=True)
 
     def next_batch(self) -> NestedMap:
-        """The next batch. An error in the thread is raised here."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
-        batch, state = self._queue.get()
-        if isinstance(batch, BaseException):
-            self._queue.put((batch, state))  # later calls raise the same error
-            raise batch
-        self._state = state
+        """The next batch. An error in the thread is raised here, and again by later calls."""
+        while len(self._made) < self._ahead:
+            self._made.append(self._thread.submit(self._make))
+        batch, self._state = self._made[0].result()
+        self._made.popleft()
         return batch
 
     def state(self) -> dict[str, Any]:
@@ -376,11 +361,5 @@ class Prefetcher:
         self._source.restore(state)
         self._state = self._source.state()
 
-    def _run(self):
-        while not self._stop.is_set():
-            try:
-                batch, state = self._source.next_batch(), self._source.state()
-            except BaseException as error:  # `next_batch` would wait for ever
-                self._queue.put((error, None))
-                return
-            self._queue.put((batch, state))
+    def _make(self):
+        return self._source.next_batch(), self._source.state()

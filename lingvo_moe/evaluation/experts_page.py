@@ -3,7 +3,6 @@
 DIRECTORY/index.html                    all of it, in one file
 DIRECTORY/experts.json                  the numbers
 DIRECTORY/load_LAYER.png
-DIRECTORY/similarity_SIDE.png
 """
 
 import itertools
@@ -14,7 +13,7 @@ import numpy as np
 
 from lingvo_moe.core.lines import printable
 from lingvo_moe.evaluation.experts import ExpertStatistics, LayerExperts, Side
-from lingvo_moe.evaluation.experts_plot import draw_load, draw_similarity
+from lingvo_moe.evaluation.experts_plot import draw_load
 from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table, rounded
 
@@ -30,11 +29,6 @@ _ABOUT_NUMBERS = (
     "information between the expert and the language of a choice. By chance: the mean of as many "
     "choices that are independent of the language. The measured value can be lower if all pairs "
     "have the same sentences."
-)
-_ABOUT_SIMILARITY = (
-    "1: the same shares of experts in every layer; 0: no expert in common (1 minus the "
-    "Jensen–Shannon divergence in bits, mean over layers). Languages with few tokens look less "
-    "similar than they are."
 )
 
 
@@ -61,8 +55,6 @@ def write_experts(
         parts += [
             f"<h2>Languages in the {escape(side.name)}</h2>",
             f"<p>{escape(_groups_in_words(experts, side))}</p>",
-            image(pictures[f"similarity_{side.name}"], f"similarity in the {side.name}"),
-            f'<p class="mark">{_ABOUT_SIMILARITY}</p>',
         ]
     for layer in experts.layers:
         picture = image(pictures[_file(layer)], f"languages by experts, {layer.name}")
@@ -79,12 +71,6 @@ def draw_all(experts: ExpertStatistics) -> dict[str, bytes]:
     for side in experts.sides:
         order = list(itertools.chain(*side.groups))
         languages = [experts.languages[i] for i in order]
-        pictures[f"similarity_{side.name}"] = draw_similarity(
-            side.similarity[np.ix_(order, order)],
-            languages,
-            [len(group) for group in side.groups],
-            f"{side.name}: languages by routing",
-        )
         for layer in side.layers:
             shares = layer.shares[order]
             known = np.nan_to_num(shares)
@@ -113,7 +99,6 @@ def to_json(experts: ExpertStatistics) -> dict:
     ]
     sides = {
         side.name: {
-            "similarity": side.similarity,
             "silhouette": side.silhouette,
             "groups": [[experts.languages[i] for i in group] for group in side.groups],
         }

@@ -24,7 +24,7 @@ def test_the_page_tells_families(tmp_path):
     assert "encoder: 2 groups share experts" in text
     assert "decoder: no separate groups of languages" in text
     assert "my<model>: experts" in text
-    assert len(checker.links) == 4  # two layers, two sides
+    assert len(checker.links) == 2
     assert {"a1", "a2", "a3"} in map(set, numbers["sides"]["encoder"]["groups"])
     assert [layer["layer"] for layer in numbers["layers"]] == [
         "encoder/layer_01",
@@ -33,8 +33,6 @@ def test_the_page_tells_families(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {
         "index.html",
         "experts.json",
-        "similarity_encoder.png",
-        "similarity_decoder.png",
         "load_encoder_layer_01.png",
         "load_decoder_layer_01.png",
     }
@@ -59,19 +57,17 @@ def test_silent_pairs_and_empty_layers(tmp_path):
     assert "b<" not in checker.tags
     assert numbers["without_tokens"] == ["b<"]
     assert numbers["layers"][1]["entropy"] is None
-    assert numbers["sides"]["decoder"]["similarity"] == [[None, None], [None, None]]
 
 
 def test_pictures_are_drawn_in_the_order_of_their_labels(monkeypatch):
     drawn = {}
 
-    def remember(kind):
-        return lambda values, *labels: drawn.setdefault(kind, (values, *labels)) and b""
+    def remember(values, *labels):
+        drawn.setdefault("load", (values, *labels))
+        return b""
 
-    for kind in ("load", "similarity"):
-        monkeypatch.setattr(experts_page, f"draw_{kind}", remember(kind))
+    monkeypatch.setattr(experts_page, "draw_load", remember)
     record = families()
-    encoder = analyze(record).sides[0]
     experts_page.draw_all(analyze(record))
     names = [pair.removesuffix("-en") for pair in record.pairs]
     shares, languages, numbers, _ = drawn["load"]
@@ -81,13 +77,7 @@ def test_pictures_are_drawn_in_the_order_of_their_labels(monkeypatch):
         for column, expert in enumerate(numbers):
             count = record.pair_load[0, names.index(language), expert]
             assert shares[row, column] == pytest.approx(count / 100)
-    similarity, languages, sizes, _ = drawn["similarity"]
-    assert sizes == [3, 3]
     assert {name[0] for name in languages[:3]} != {name[0] for name in languages[3:]}
-    for row, one in enumerate(languages):
-        for column, other in enumerate(languages):
-            at = names.index(one), names.index(other)
-            assert similarity[row, column] == encoder.similarity[at]
 
 
 def test_the_table_for_a_terminal():

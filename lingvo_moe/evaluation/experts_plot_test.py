@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_moe.evaluation.experts_plot import draw_load, draw_similarity
+from lingvo_moe.evaluation.experts_plot import draw_load
 from lingvo_moe.testing.pictures import ink, pixels
 
 
@@ -21,8 +21,6 @@ def _assert_fits_a_page(png):
 def test_few_and_many_fit_a_page(languages, experts):
     shares = np.full((languages, experts), 1 / experts)
     _assert_fits_a_page(draw_load(shares, _languages(languages), range(experts), "layer"))
-    alike = np.eye(languages)
-    _assert_fits_a_page(draw_similarity(alike, _languages(languages), [languages], "side"))
 
 
 def test_rows_are_languages_and_columns_are_experts():
