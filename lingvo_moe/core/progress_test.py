@@ -17,10 +17,6 @@ def test_speed_and_time_left():
     ]
 
 
-def test_an_unknown_length_has_no_eta():
-    assert lines_of([20], [10]) == ["10 sentences  0.5 sentences/s"]
-
-
 def test_what_an_earlier_run_did_is_no_speed_of_this_one():
     """20 in 10 s, 80 are left."""
     assert lines_of([10], [20], total=1000, done=900) == [
@@ -34,7 +30,3 @@ def test_the_last_line_has_the_time_of_this_run():
         "80 of 100 sentences  6.0 sentences/s  ETA 0:00:03",
         "100 of 100 sentences  5.3 sentences/s  in 0:00:15",
     ]
-
-
-def test_short_work_has_no_lines():
-    assert lines_of([9], [100], total=100) == []

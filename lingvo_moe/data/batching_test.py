@@ -14,12 +14,3 @@ def test_longest_first_and_padded_to_multiples_of_eight():
     assert second == [0, 3]  # of equal length: in order of the input
     assert ids_2.tolist() == [[5] + [0] * 7, [8] + [0] * 7]
     assert lengths_2.tolist() == [1, 1]
-
-
-def test_every_sentence_once():
-    sentences = [[3] * n for n in np.random.default_rng(0).integers(1, 40, size=50)]
-    seen = {}
-    for indices, ids, lengths in padded_batches(sentences, max_tokens=128):
-        for i, row, length in zip(indices, ids, lengths, strict=True):
-            seen[i] = row[:length].tolist()
-    assert [seen[i] for i in range(50)] == sentences

@@ -52,17 +52,6 @@ def test_held_out_text_of_the_extended_dataset_is_held_out_too(targets, left_out
     assert any("also in train: 1 of 2" in line for line in messages) != targets
 
 
-def test_a_line_that_both_datasets_hold_out_is_counted_once(corpus, tmp_path):
-    base = prepare(corpus, tmp_path / "base", PARAMS)
-    lines = [*TRAIN, ("ein hund", "dog"), ("die maus", "mouse"), ("ein huhn", "hen")]
-    own = [("huhn", "hen"), ("henne", "hen"), ("maus", "mouse")]
-    mined = _corpus(tmp_path / "mined", train={"de_en": lines}, test={"de_en": own})
-    params, messages = PrepareParams(extend=str(base.directory), new_pieces=0), []
-    dataset = prepare(mined, tmp_path / "data", params, report=messages.append)
-    assert dataset.checks["de-en"]["targets_in_train"] == 4  # hen, hen, mouse and dog
-    assert any("also in train: 4 of 4" in line for line in messages)
-
-
 def test_another_dataset_to_extend_is_other_work(corpus, tmp_path, monkeypatch):
     base = prepare(corpus, tmp_path / "base", PARAMS)
     params = PrepareParams(extend=str(base.directory), new_pieces=0)
@@ -183,13 +172,12 @@ def test_targets_of_lines_that_are_too_long_are_not_in_train(corpus, tmp_path):
     assert (checks["too_long"], checks["targets_in_train"]) == (1, 0)
 
 
-@pytest.mark.parametrize("change", ["more", "other", "no text", "restored date"])
+@pytest.mark.parametrize("change", ["more", "no text", "restored date"])
 def test_a_file_that_changes_while_it_is_read_is_an_error(change, corpus, tmp_path, monkeypatch):
     file = corpus / "train/de-en.tsv"
     content, times = file.read_bytes(), file.stat()
     changed = {
         "more": content + content,
-        "other": content[:-2] + b"x\n",
         "no text": b"\xff" + content,
         "restored date": content.replace(b"cat 7", b"dog 7"),
     }

@@ -14,7 +14,6 @@ from lingvo_moe.data import blocks, pair_work
 from lingvo_moe.data.cleaning.copied import Urls
 from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.cleaning.sameness import Near
-from lingvo_moe.data.corpora import SentencePair
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.vocabulary import train_vocabulary
@@ -126,12 +125,6 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
     source = train_vocabulary(texts["source"], 330, tags=tags)
     assert dataset.source_vocabulary == source
     assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320)
-
-
-def test_blocks_end_at_many_characters(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "_BLOCK_CHARACTERS", 50)
-    lines = [SentencePair("x" * 20, "y" * 10)] * 5
-    assert [len(block) for block in blocks.split_into_blocks(lines)] == [2, 2, 1]
 
 
 def test_near_duplicates_and_rules_are_left_out_of_train_alone(tmp_path):

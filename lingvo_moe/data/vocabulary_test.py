@@ -137,11 +137,6 @@ def test_the_smallest_languages_are_in_the_sample():
         assert not vocabulary.is_byte[vocabulary.encode([text])[0]].any()
 
 
-def test_save_and_load(vocabulary, tmp_path):
-    vocabulary.save(tmp_path / "v.model")
-    assert Vocabulary.load(tmp_path / "v.model") == vocabulary
-
-
 def test_load_what_is_no_model(tmp_path):
     (tmp_path / "v.model").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"v\.model is no .*Restore"):

@@ -1,6 +1,5 @@
 """Tests of a whole evaluation on disk, alone and against another."""
 
-import json
 import random
 
 import pytest
@@ -119,19 +118,6 @@ def test_a_report_without_its_hypotheses_gives_delta_but_no_p_value(tmp_path, ba
     assert {score.pair: score.baseline_bleu for score in report.pairs} == theirs
     assert {score.p_value for score in report.pairs} == {None}
     assert report.pooled[0].baseline_bleu is None
-
-
-def test_a_pair_without_baseline_has_null_scores(tmp_path):
-    evaluate(make_outputs(0.5, ["aa-en", "cc-en"]), tmp_path / "base")
-    evaluate(make_outputs(0.2), tmp_path / "report", baselines=tmp_path / "base" / "report.json")
-    contents = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))
-    assert [score["delta_bleu"] is None for score in contents["pairs"]] == [
-        False,
-        True,
-        False,
-        True,
-    ]
-    assert contents["pooled"][0]["baseline_bleu"] is None
 
 
 def test_a_lone_report_of_other_lines_or_tokenizer_is_refused(tmp_path, baselines):

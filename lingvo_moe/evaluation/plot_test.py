@@ -46,15 +46,6 @@ def test_the_trend_ends_at_the_last_pair_with_a_value():
     assert not right.any()
 
 
-def test_names_that_are_no_labels_are_drawn_as_they_stand():
-    names = ["$\\frac{-e$n", "a\nb\x1b[31m-en", "日本語-中文", "$x^2$-$", "\\-\\n", "\u202eab-en"]
-    names += [f"{'x' * 190}-en", f"{'日' * 60}-中"]
-    scores = [make_score(name, 9, 30.0, 20.0) for name in names]
-    report = make_report(*scores, model="$\\bad{", baseline_model="_^{$")
-    plain = make_report(*(make_score(f"x{i}-en", 9, 30.0, 20.0) for i in range(len(names))))
-    assert ink(draw_plot([report]), COLORS[0]) > ink(draw_plot([plain]), COLORS[0]) / 2
-
-
 def test_bleu_begins_at_zero(monkeypatch):
     limits = []
 

@@ -1,6 +1,5 @@
 """Tests of the report: order, averages by hand, JSON, table."""
 
-import dataclasses
 import json
 
 import pytest
@@ -34,21 +33,6 @@ def test_averages_by_hand():
     assert averages["low"].delta_bleu == pytest.approx(6)
     assert (averages["reliable"].pairs, averages["reliable"].of) == (4, 5)
     assert averages["reliable"].bleu == pytest.approx((40 + 32 + 30 + 22) / 4)
-
-
-def test_a_group_without_any_baseline_is_averaged_over_all_its_pairs():
-    scores = [make_score("a-en", 900, 40.0, 30.0), make_score("b-en", 20, 30.0)]
-    averages = make_report(*scores, make_score("c-en", 10, 20.0)).averages
-    assert dataclasses.asdict(averages["all"]) == {
-        "pairs": 1,
-        "of": 3,
-        "bleu": 40,
-        "baseline_bleu": 30,
-        "delta_bleu": 10,
-        "chrf": 50,
-        "measures": {},
-    }
-    assert (averages["low"].bleu, averages["low"].delta_bleu) == (20, None)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +162,3 @@ def test_pairs_with_an_unknown_number_of_lines_are_not_zero_shot(tmp_path):
     assert (of["all"], of["high"], of["mid"], of["low"], of["zero-shot"]) == (3, 0, 1, 0, 1)
     save_report(report, tmp_path)
     assert load_report(tmp_path) == report
-
-
-def test_the_mark_of_zero_shot_pairs_is_in_the_column_of_training_lines():
-    # With one target language there is no matrix, whose cells have the mark too.
-    report = make_report(make_score("a-en", 1200, 30.0), make_score("b-en", 0, 2.0))
-    sizes = [row[1] for row in pairs_table(report).rows]
-    assert sizes == ["1,200", "0°"]
-    assert format_table(report).endswith("° zero-shot: a pair without training data")
-    assert "| 0° |" in pairs_table(report).to_markdown()
-    html = pairs_table(report).to_html()
-    assert "<td>0°</td>" in html
