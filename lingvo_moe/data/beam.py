@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from lingvo_moe.core.pieces import take
 from lingvo_moe.core.plugins import import_plugins, imported
+from lingvo_moe.data.pair_work import Piece, Work
 from lingvo_moe.data.stages import PreparationStage, stages
-from lingvo_moe.data.work import Piece, Work
 
 try:
     import apache_beam as beam

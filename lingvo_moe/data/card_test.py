@@ -1,6 +1,5 @@
 from lingvo_moe.data import blocks
-from lingvo_moe.data.cleaning.damaged import Damaged
-from lingvo_moe.data.cleaning.length_ratio import LengthRatio
+from lingvo_moe.data.cleaning.rules import Damaged, LengthRatio
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.testing.pages import parse_page
 

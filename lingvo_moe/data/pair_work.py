@@ -3,12 +3,13 @@
 import collections
 import dataclasses
 import functools
+import hashlib
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,15 +19,100 @@ from lingvo_moe.data.blocks import Block, split_into_blocks
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example, shard_bounds
-from lingvo_moe.data.encoded import count_changed, encode_lines
-from lingvo_moe.data.language_tags import OnBothSides, OnSource
-from lingvo_moe.data.lengths import add_tables, length_ratio
+from lingvo_moe.data.language_tags import LanguageTags, OnBothSides, OnSource
+from lingvo_moe.data.lengths import add_tables, count_ratios, length_ratio, tabulate
+from lingvo_moe.data.normalization import normalize
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import write_records
 from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
 from lingvo_moe.data.spelling import spelling
-from lingvo_moe.data.vocabulary import UNK
-from lingvo_moe.data.work import Piece, Work, digest_of
+from lingvo_moe.data.vocabulary import SPACE, UNK, Vocabulary
+
+STAGES = ("text", "held_out", "checks", "keys", "repeats", "models", "ids", "shards")  # directories
+
+
+class Piece(NamedTuple):
+    """A part of a stage.
+
+    Attributes:
+        path: the file that appears when it is finished.
+        make: makes it; takes a function to call with numbers of finished lines.
+        lines: number of lines, for progress; 0 if `make` counts them.
+    """
+
+    path: Path
+    make: Callable[[Callable[[int], None]], None]
+    lines: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One preparation of a dataset.
+
+    Attributes:
+        directory: the directory of the pieces.
+        pairs: the pairs of the dataset, in order.
+        params: the params.
+        memory: bytes for sorting in each process.
+        digests: file of the corpus -> its `digest_of` before any work.
+    """
+
+    directory: Path
+    pairs: tuple[CorpusPair, ...]
+    params: PrepareParams
+    memory: int
+    digests: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether an earlier run has made pieces."""
+        return any((self.directory / name).exists() for name in STAGES)
+
+    @property
+    def tagged(self) -> list[str]:
+        """The languages with a tag: those of targets, or of both sides."""
+        sources = {pair.source for pair in self.pairs} if self.params.tags_on_both_sides else set()
+        return sorted({pair.target for pair in self.pairs} | sources)
+
+    @functools.cached_property
+    def _normalizers(self) -> list[Callable[[Sequence[str]], list[str]]]:
+        """What both sides' vocabularies, which need not exist yet, make of texts."""
+        params = self.params
+        if params.extend:
+            paths = (Path(params.extend) / f"{side}.model" for side in SIDES)
+            return [Vocabulary.load(path).normalize for path in paths]
+        target = params.target_normalization
+        source = target if params.joint_vocab else params.source_normalization
+        return [functools.partial(normalize, rules=name) for name in (source, target)]
+
+    def key(self, text: str, *sides: int) -> str:
+        """The key of a text; texts with equal keys count as the same.
+
+        Args:
+            text: of a corpus.
+            *sides: the sides, 0 for source and 1 for target, whose vocabularies read the text.
+        """
+        for side in sides:
+            (text,) = self._normalizers[side]([text])
+        return self.params.duplicates.key(" ".join(text.replace(SPACE, " ").split()))
+
+    def model_path(self, side: str) -> Path:
+        """The file of a vocabulary; there is none for targets if both sides share one."""
+        return self.directory / "models" / f"{side}.model"
+
+    @functools.cached_property
+    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """The trained vocabularies, of sources and of targets."""
+        source, target = map(self.model_path, SIDES)
+        of_target = target if target.exists() else source
+        return Vocabulary.load(source), Vocabulary.load(of_target)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
 
 KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts on lines; other values are numbers of rules
 _BYTES_PER_KEY = 80  # memory for sorting
@@ -443,3 +529,56 @@ def _save(path: Path, array: np.ndarray) -> None:
     np.save(file, array)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, file.getvalue())
+
+
+def encode_lines(
+    lines: Sequence[SentencePair],
+    vocabularies: Sequence[Vocabulary],
+    layout: LanguageTags,
+    tags: tuple[int, int],
+    longest: int | None,
+) -> dict[str, np.ndarray]:
+    """Encodes lines.
+
+    Args:
+        lines: the kept lines of a block.
+        vocabularies: those of source and target.
+        layout, tags: the places of the language tags, and their ids.
+        longest: most tokens of a side; longer examples are left out. None for no limit.
+
+    Returns:
+        source, target: int32, the ids of all examples, one after the other.
+        lengths: int32 [examples, 2].
+        table: int64 [cells, 5], the lengths of all lines; see data.lengths.
+        ratios: int64 [bins], counts of their ratios.
+        fits: bool [lines], whether a line is an example.
+    """
+    texts = [[getattr(line, side) for line in lines] for side in SIDES]
+    encoded = [v.encode(side) for v, side in zip(vocabularies, texts, strict=True)]
+    examples = [layout.example(tags, *pieces) for pieces in zip(*encoded, strict=True)]
+    lengths = np.array([list(map(len, e)) for e in examples], np.int32).reshape(-1, 2)
+    fits = np.ones(len(lines), bool)
+    if longest is not None:
+        fits = lengths.max(axis=1, initial=0) <= longest
+    chosen = np.flatnonzero(fits)
+    return {
+        **{side: _joined(examples[j][i] for j in chosen) for i, side in enumerate(SIDES)},
+        "lengths": lengths[fits],
+        "table": tabulate(lengths),
+        "ratios": count_ratios(lengths),
+        "fits": fits,
+    }
+
+
+def count_changed(vocabulary: Vocabulary, texts: Sequence[str]) -> int:
+    """The number of texts that change when encoded and decoded: a model cannot write them.
+
+    Changes by `nfc` do not count: they change only how the same characters are coded.
+    """
+    restored = vocabulary.decode(vocabulary.encode(texts))
+    both = zip(normalize(texts), normalize(restored), strict=True)
+    return sum(text != written for text, written in both)
+
+
+def _joined(rows: Iterable[Sequence[int]]) -> np.ndarray:
+    return np.fromiter(itertools.chain.from_iterable(rows), np.int32)

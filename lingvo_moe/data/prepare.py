@@ -23,15 +23,20 @@ from lingvo_moe.data.card import counts_table, write_card
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
 from lingvo_moe.data.language_codes import are_near, code_warnings
-from lingvo_moe.data.pair_work import each_pair, extended_dataset
-from lingvo_moe.data.prepare_helper import helpers
+from lingvo_moe.data.pair_work import STAGES, Work, digest_of, each_pair, extended_dataset
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.spelling import differences
-from lingvo_moe.data.stages import VOCABULARIES, check_tags, nothing_kept, run_stage, stages
+from lingvo_moe.data.stages import (
+    VOCABULARIES,
+    check_tags,
+    helpers,
+    nothing_kept,
+    run_stage,
+    stages,
+)
 from lingvo_moe.data.surface import form_of
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
-from lingvo_moe.data.work import STAGES, Work, digest_of
 
 MAKER = "lingvo-moe-prepare"
 _CURE = f"Give the same corpus and options to go on, or {REPLACE} to start again."

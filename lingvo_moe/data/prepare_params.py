@@ -12,7 +12,7 @@ from lingvo_moe.core.fields import (
     Rule,
 )
 from lingvo_moe.data.cleaning.base import CleaningRule, Empty
-from lingvo_moe.data.cleaning.damaged import Damaged
+from lingvo_moe.data.cleaning.rules import Damaged
 from lingvo_moe.data.cleaning.sameness import Exact, Sameness
 from lingvo_moe.data.normalization import Normalization
 

@@ -13,22 +13,24 @@ of a process; no other piece depends on that or on the number of processes.
 """
 
 import collections
+import contextlib
 import functools
 import itertools
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lingvo_moe.core import child
 from lingvo_moe.core.fields import FROM_DATA
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.pieces import take
 from lingvo_moe.data.blocks import Block, Texts
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import extend_vocabulary
-from lingvo_moe.data.pair_work import PairWork, each_pair, held_targets
+from lingvo_moe.data.pair_work import PairWork, Piece, Work, each_pair, held_targets
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary
-from lingvo_moe.data.work import Piece, Work
 
 VOCABULARIES = "training vocabularies"
 
@@ -188,3 +190,30 @@ def nothing_kept(work: Work) -> str:
         f"All {reasons.total():,} train lines are left out ({counts}). Give other text, or change "
         f"the rules of cleaning."
     )
+
+
+@contextlib.contextmanager
+def helpers(work: Work, count: int) -> Iterator[None]:
+    """Runs helpers while the block runs, on the stages of a preparation."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            process = child.start(__name__, stdout=subprocess.DEVNULL)
+            stack.callback(_end, process)
+            child.send(process, work)
+        yield
+
+
+def _end(process: subprocess.Popen) -> None:
+    with contextlib.suppress(BrokenPipeError), process:  # closes its pipe, and waits for its end
+        pass
+
+
+def _main() -> None:
+    work = child.receive()
+    with contextlib.suppress(ValueError, OSError):  # the process that started it tells the user
+        for stage in stages(work):
+            run_stage(stage, lambda count: None)
+
+
+if __name__ == "__main__":
+    _main()

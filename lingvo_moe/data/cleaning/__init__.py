@@ -1,1 +1,1 @@
-"""Rules that drop bad lines of a corpus, one a file."""
+"""Rules that drop bad lines of a corpus."""

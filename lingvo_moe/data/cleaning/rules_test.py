@@ -3,14 +3,17 @@ import sys
 import pytest
 
 from lingvo_moe.core.params import override
-from lingvo_moe.data.cleaning import language
-from lingvo_moe.data.cleaning.copied import Numbers, Urls
-from lingvo_moe.data.cleaning.damaged import Damaged
-from lingvo_moe.data.cleaning.identical import Identical
-from lingvo_moe.data.cleaning.language import Language
-from lingvo_moe.data.cleaning.length_ratio import LengthRatio
+from lingvo_moe.data.cleaning import rules
+from lingvo_moe.data.cleaning.rules import (
+    Damaged,
+    Identical,
+    Language,
+    LengthRatio,
+    Numbers,
+    Script,
+    Urls,
+)
 from lingvo_moe.data.cleaning.sameness import Exact, Near
-from lingvo_moe.data.cleaning.script import Script
 from lingvo_moe.data.prepare_params import PrepareParams
 
 LONG = "this is a sentence"
@@ -74,8 +77,8 @@ def test_rules_are_params():
 
 
 def test_a_missing_extra_is_named(monkeypatch):
-    language._identifier.cache_clear()
+    rules._identifier.cache_clear()
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     with pytest.raises(ImportError, match=r"needs py3langid: pip install 'lingvo-moe\[langid\]'"):
         Language()
-    language._identifier.cache_clear()
+    rules._identifier.cache_clear()
