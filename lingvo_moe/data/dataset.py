@@ -9,7 +9,7 @@ import json
 import re
 import resource
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from lingvo_moe.core.files import check_fields, check_file_name, read_json, write_whole
@@ -211,9 +211,7 @@ class Dataset:
         Raises:
             OSError: as `records`, or a record is damaged.
         """
-        records = self.records(shard)
-        for number in range(len(records)):
-            yield reading(records.path, functools.partial(records.__getitem__, number))
+        yield from self.records(shard)
 
     def records(self, shard: str) -> Records:
         """Opens a shard. Its checksum is verified when it is opened for the first time.
@@ -224,9 +222,9 @@ class Dataset:
         Raises:
             OSError: the shard is missing or damaged, or has another checksum than in dataset.json.
         """
-        records = _open_files()(self._key, self.directory, shard)
+        records = _open_files()(self._key, self.directory / shard)
         if self._verified.get(shard) != records.version:
-            found = reading(records.path, lambda: records.checksum)
+            found = records.checksum
             if found != self.checksums.get(shard, found):
                 raise OSError(
                     f"Shard {records.path} is not the file that {FILE} describes: its checksum is "
@@ -243,8 +241,7 @@ class Dataset:
         """
         total, shards = pair.examples[split], pair.shards[split]
         shard, number = place_of(index, total, len(shards))
-        records = self.records(shards[shard])
-        return reading(records.path, lambda: records[number])
+        return self.records(shards[shard])[number]
 
     @functools.cached_property
     def _key(self) -> object:
@@ -256,32 +253,12 @@ class Dataset:
         return {}
 
 
-Result = typing.TypeVar("Result")
-
-
-def reading(path: Path, read: Callable[[], Result]) -> Result:
-    """Calls `read` and returns its result; errors name the shard and the cure.
-
-    Raises:
-        OSError: the shard is missing or damaged.
-    """
-    try:
-        return read()
-    except OSError as error:
-        raise OSError(
-            f"Shard {path} is missing or damaged ({error}); prepare the data again."
-        ) from error
-
-
 @functools.cache
 def _open_files():
     """Opens shards; keeps at most half of the allowed number of files open, for all datasets."""
 
-    def open_file(key, directory, shard):
-        return reading(directory / shard, lambda: Records(directory / shard))
-
     most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-    return functools.lru_cache(most)(open_file)
+    return functools.lru_cache(most)(lambda key, path: Records(path))
 
 
 def _from_json(directory, fields) -> Dataset:

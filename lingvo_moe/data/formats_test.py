@@ -126,12 +126,6 @@ def test_bad_tmx(tmp_path, data, message):
         list(_pair(tmp_path, "de-en.tmx", data.encode()).read("train"))
 
 
-def test_zstd_in_several_frames(tmp_path):
-    data = zstd.compress(b"eins\tone\n") + zstd.compress(b"zwei\ttwo\n")
-    pair = _pair(tmp_path, "de-en.tsv.zst", data)
-    assert list(pair.read("train")) == [("eins", "one"), ("zwei", "two")]
-
-
 @pytest.mark.parametrize("data", [b"plain text", zstd.compress(b"eins\tone\n" * 99)[:-9]])
 def test_broken_zstd_names_the_file(tmp_path, data):
     with pytest.raises(ValueError, match="whole zstd"):

@@ -1,5 +1,4 @@
 import dataclasses
-import threading
 
 import numpy as np
 import pytest
@@ -238,24 +237,6 @@ def test_nothing_fits(tmp_path, monkeypatch):
         batches.next_batch()
 
 
-def test_unknown_and_empty_pairs(tmp_path):
-    dataset = _make(tmp_path, [4, 0])
-    with pytest.raises(ValueError, match="Unknown pair 'x7-en'"):
-        TrainInput(dataset, InputParams(pairs=("x7-en",)), seed=1)
-    for named in (("x1-en",), ("x0-en", "x1-en")):  # a pair that is named is never left out
-        with pytest.raises(ValueError, match="There are no training examples for x1-en in"):
-            TrainInput(dataset, InputParams(pairs=named), seed=1)
-    streams = TrainInput(dataset, PARAMS, seed=1).mixture.streams
-    assert [stream.name for stream in streams] == ["x0-en"]
-    with pytest.raises(ValueError, match="There are no training examples for any pair in"):
-        TrainInput(_make(tmp_path, []), PARAMS, seed=1)
-
-
-def test_virtual_shards_divide_the_batch():
-    with pytest.raises(ValueError, match=r"must divide input\.batch_size=6, got 4"):
-        InputParams(batch_size=6, virtual_shards=4)
-
-
 def test_eval_batches_hold_every_example_once(tmp_path):
     dataset = _make(tmp_path, [11, 1, 6], split="dev")
     batches = list(eval_batches(dataset, "dev", PARAMS))
@@ -263,13 +244,6 @@ def test_eval_batches_hold_every_example_once(tmp_path):
     assert {batch.source_ids.shape for batch in batches} == {(3, 12)}
     assert {batch.target_ids.shape for batch in batches} == {(3, 10)}
     assert list(eval_batches(dataset, "test", PARAMS)) == []
-
-
-def test_eval_batches_have_the_pairs_of_training(tmp_path):
-    dataset = _make(tmp_path, [5, 1, 6], split="dev")
-    params = dataclasses.replace(PARAMS, pairs=("x0-en", "x2-en"))
-    pairs = [pair for batch in eval_batches(dataset, "dev", params) for pair, *_ in _unpack(batch)]
-    assert sorted(pairs) == [0] * 5 + [2] * 6
 
 
 def test_prefetcher_gives_the_same_batches_and_the_state_of_the_last_taken(tmp_path):
@@ -294,11 +268,3 @@ def test_prefetcher_raises_what_its_thread_raised(tmp_path):
         pytest.raises(OSError, match="missing or damaged"),
     ):
         batches.next_batch()
-
-
-def test_prefetcher_leaves_no_thread(tmp_path):
-    before = set(threading.enumerate())
-    with Prefetcher(TrainInput(_make(tmp_path, [4]), PARAMS, seed=1), ahead=1) as batches:
-        batches.next_batch()
-        (thread,) = set(threading.enumerate()) - before
-    assert not thread.is_alive()

@@ -91,15 +91,18 @@ class Records:
             OSError: it is missing, truncated, or not a file of records.
         """
         self.path = path
-        self._file = path.open("rb", buffering=0)
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise self._damaged(error.strerror) from error
         stat = os.fstat(self._file.fileno())
         self.version = stat.st_size, stat.st_mtime_ns
         end = stat.st_size - _FOOTER.size
         if end < 0:
-            raise OSError("it is too short")
+            raise self._damaged("it is too short")
         self._start, self._count, *largest, magic = _FOOTER.unpack(self._read(end, _FOOTER.size))
         if magic != _MAGIC or self._start + self._count * _ENTRY.size != end:
-            raise OSError("it is truncated, or not a file of records")
+            raise self._damaged("it is truncated, or not a file of records")
         self.largest = tuple(largest)
 
     def __len__(self) -> int:
@@ -123,10 +126,10 @@ class Records:
         end, checksum = _ENTRY.unpack_from(entries, before * _ENTRY.size)
         start = _ENTRY.unpack_from(entries)[0] if before else 0
         if not start <= end <= self._start:
-            raise OSError(f"the index of record {number} is damaged")
+            raise self._damaged(f"the index of record {number}")
         record = self._read(start, end - start)
         if zlib.crc32(record) != checksum:
-            raise OSError(f"record {number} is damaged: its CRC-32 does not match")
+            raise self._damaged(f"record {number}: its CRC-32 does not match")
         return _from_bytes(record)
 
     @property
@@ -138,10 +141,13 @@ class Records:
             position += len(block)
         return digest.hexdigest()
 
+    def _damaged(self, why: str | None) -> OSError:
+        return OSError(f"Shard {self.path} is missing or damaged ({why}); prepare the data again.")
+
     def _read(self, start: int, size: int) -> bytes:
         data = os.pread(self._file.fileno(), size, start)
         if len(data) != size:
-            raise OSError(f"it ends at byte {start + len(data)}")
+            raise self._damaged(f"it ends at byte {start + len(data)}")
         return data
 
 

@@ -1,7 +1,7 @@
 """Sentences of the synthetic corpus as trees: their English, and how they are sampled.
 
 A tree holds only what both languages express, so that the translation determines the English
-sentence. Its words are English lemmas of `synthetic_lexicon`.
+sentence. Its words are English lemmas.
 """
 
 import bisect
@@ -10,7 +10,106 @@ import random
 import re
 from typing import NamedTuple
 
-from lingvo_moe.data import synthetic_lexicon as lexicon
+# The English words, by class, most frequent first. A word is its lemma, followed after slashes by
+# irregular forms: the plural of a noun, the past tense of a verb. Lemmas are unique over all
+# classes, because they also name the words of the invented languages.
+PEOPLE = (
+    "man/men woman/women child/children boy girl king queen friend mother father brother sister "
+    "teacher farmer doctor hunter soldier sailor"
+)
+ANIMALS = "dog cat horse bird cow wolf/wolves bear fox mouse/mice goat owl lion duck eagle"
+THINGS = (
+    "book apple letter knife/knives stone box cup lamp ring egg coat hat basket flower key story "
+    "coin axe rope shoe shirt song orange boat wheel drum map leaf/leaves"
+)
+PLACES = (
+    "house river forest garden village city field mountain road bridge island lake market school "
+    "tower kitchen castle valley"
+)
+NAMES = "anna peter maria tomas sara david nora martin elena robert lina oscar"
+
+SOCIAL_VERBS = (
+    "see/saw know/knew love/loved help follow call meet/met hear/heard teach/taught thank fear"
+)
+HANDLING_VERBS = (
+    "take/took find/found want buy/bought carry sell/sold bring/brought hide/hid break/broke wash "
+    "lose/lost keep/kept steal/stole paint throw/threw count hold/held"
+)
+PLAIN_VERBS = (
+    "sleep/slept run/ran work walk sing/sang wait laugh play dance swim/swam fall/fell cry "
+    "speak/spoke smile sit/sat rest"
+)
+
+ADJECTIVES = (
+    "big small old young good new bad happy red white sad black strong tall poor rich clever "
+    "green angry quiet cold hungry warm heavy weak dirty ugly empty"
+)
+PLACE_PREPOSITIONS = "in near from behind to"
+COMPANY_PREPOSITIONS = "with for without"
+ADVERBS = "today again here often there slowly quickly"
+TIME_ADVERBS = {"past": "yesterday", "present": "now", "future": "tomorrow"}
+NUMERALS = "two three four five six seven eight nine ten"
+CONJUNCTIONS = "and but because"
+
+DEMONSTRATIVES = {"this": "these", "that": "those"}
+# Subject, object and possessive form; the subject form is the lemma.
+PRONOUNS = {
+    "i": ("me", "my"),
+    "you": ("you", "your"),
+    "he": ("him", "his"),
+    "she": ("her", "her"),
+    "we": ("us", "our"),
+    "they": ("them", "their"),
+}
+PERSONS = {"i": 1, "we": 1, "you": 2}
+PLURAL_PRONOUNS = ("we", "they")
+
+# Words that have one syllable in the invented languages, like particles.
+FUNCTION_LEMMAS = (
+    *f"{PLACE_PREPOSITIONS} {COMPANY_PREPOSITIONS} {CONJUNCTIONS}".split(),
+    *DEMONSTRATIVES,
+    *PRONOUNS,
+    "who",
+    "be",
+)
+
+
+def lemmas(words: str) -> tuple[str, ...]:
+    """Lemmas of one of the classes above, in their order."""
+    return tuple(word.split("/")[0] for word in words.split())
+
+
+NOUNS = f"{PEOPLE} {ANIMALS} {THINGS} {PLACES}"
+VERBS = f"{SOCIAL_VERBS} {HANDLING_VERBS} {PLAIN_VERBS}"
+CONTENT_LEMMAS = lemmas(
+    f"{NOUNS} {VERBS} {ADJECTIVES} {ADVERBS} {' '.join(TIME_ADVERBS.values())} {NUMERALS}"
+)
+HUMAN = frozenset(lemmas(PEOPLE))
+
+
+_IRREGULAR = dict(word.split("/") for word in f"{NOUNS} {VERBS}".split() if "/" in word)
+
+
+def third_person(verb: str) -> str:
+    """English third person singular present of a verb lemma."""
+    if verb.endswith(("s", "x", "sh", "ch")):
+        return verb + "es"
+    return _without_y(verb) + "s"
+
+
+def plural(noun: str) -> str:
+    """English plural of a noun lemma; a regular one is formed like the third person."""
+    return _IRREGULAR.get(noun) or third_person(noun)
+
+
+def past(verb: str) -> str:
+    """English past tense of a verb lemma."""
+    return _IRREGULAR.get(verb) or _without_y(verb).removesuffix("e") + "ed"
+
+
+def _without_y(word: str) -> str:
+    """`cry` as `crie`, but `play`."""
+    return word[:-1] + "ie" if word.endswith("y") and word[-2] not in "aeiou" else word
 
 
 class NounPhrase(NamedTuple):
@@ -26,7 +125,7 @@ class NounPhrase(NamedTuple):
 
     @property
     def person(self) -> int:
-        return lexicon.PERSONS.get(self.head, 3)
+        return PERSONS.get(self.head, 3)
 
     @property
     def number_is_plural(self) -> bool:
@@ -101,24 +200,24 @@ def _finite(verb: str, tense: str, subject: NounPhrase) -> str:
     if verb == "do":
         return "did" if tense == "past" else "does" if third_singular else "do"
     if tense == "past":
-        return lexicon.past(verb)
-    return lexicon.third_person(verb) if third_singular else verb
+        return past(verb)
+    return third_person(verb) if third_singular else verb
 
 
 def _english_phrase(phrase: NounPhrase, pronoun_form: int | None = None) -> list[str]:
     """Words of a noun phrase; pronoun_form 0 is the object form of a pronoun."""
     head = phrase.head
-    if head in lexicon.PRONOUNS:
-        return [head if pronoun_form is None else lexicon.PRONOUNS[head][pronoun_form]]
-    noun = lexicon.plural(head) if phrase.plural else head
+    if head in PRONOUNS:
+        return [head if pronoun_form is None else PRONOUNS[head][pronoun_form]]
+    noun = plural(head) if phrase.plural else head
     determiner = phrase.determiner or ""
-    if determiner in lexicon.PRONOUNS:
-        determiner = lexicon.PRONOUNS[determiner][1]
+    if determiner in PRONOUNS:
+        determiner = PRONOUNS[determiner][1]
     elif phrase.plural:
-        determiner = lexicon.DEMONSTRATIVES.get(determiner, determiner.removeprefix("a"))
+        determiner = DEMONSTRATIVES.get(determiner, determiner.removeprefix("a"))
     words = [word for word in (determiner, phrase.numeral, phrase.adjective, noun) if word]
     if (relative := phrase.relative) is not None:
-        words.append("who" if head in lexicon.HUMAN else "that")
+        words.append("who" if head in HUMAN else "that")
         if relative.tense == "future":
             words += ["will", relative.verb]
         else:
@@ -132,7 +231,7 @@ class _Choice:
     """Draws from a class of words with Zipf-like weights 1 / (rank + 4)."""
 
     def __init__(self, words: str):
-        self.words = lexicon.lemmas(words)
+        self.words = lemmas(words)
         weights = [1 / (rank + 4) for rank in range(len(self.words))]
         self.bounds = [bound / sum(weights) for bound in itertools.accumulate(weights)][:-1]
 
@@ -140,15 +239,15 @@ class _Choice:
         return self.words[bisect.bisect(self.bounds, rng.random())]
 
 
-_people, _animals = _Choice(lexicon.PEOPLE), _Choice(lexicon.ANIMALS)
-_things, _places = _Choice(lexicon.THINGS), _Choice(lexicon.PLACES)
-_names, _pronouns = _Choice(lexicon.NAMES), _Choice(" ".join(lexicon.PRONOUNS))
-_social, _handling = _Choice(lexicon.SOCIAL_VERBS), _Choice(lexicon.HANDLING_VERBS)
-_plain, _adjectives = _Choice(lexicon.PLAIN_VERBS), _Choice(lexicon.ADJECTIVES)
-_adverbs, _numerals = _Choice(lexicon.ADVERBS), _Choice(lexicon.NUMERALS)
-_places_of, _company = _Choice(lexicon.PLACE_PREPOSITIONS), _Choice(lexicon.COMPANY_PREPOSITIONS)
-_conjunctions, _tenses = _Choice(lexicon.CONJUNCTIONS), _Choice("present past future")
-_demonstratives = _Choice(" ".join(lexicon.DEMONSTRATIVES))
+_people, _animals = _Choice(PEOPLE), _Choice(ANIMALS)
+_things, _places = _Choice(THINGS), _Choice(PLACES)
+_names, _pronouns = _Choice(NAMES), _Choice(" ".join(PRONOUNS))
+_social, _handling = _Choice(SOCIAL_VERBS), _Choice(HANDLING_VERBS)
+_plain, _adjectives = _Choice(PLAIN_VERBS), _Choice(ADJECTIVES)
+_adverbs, _numerals = _Choice(ADVERBS), _Choice(NUMERALS)
+_places_of, _company = _Choice(PLACE_PREPOSITIONS), _Choice(COMPANY_PREPOSITIONS)
+_conjunctions, _tenses = _Choice(CONJUNCTIONS), _Choice("present past future")
+_demonstratives = _Choice(" ".join(DEMONSTRATIVES))
 
 
 def sample_sentence(rng: random.Random, min_words: int = 3, max_words: int = 12) -> Sentence:
@@ -186,7 +285,7 @@ def _clause(rng: random.Random, short: bool = False) -> Clause:
         preposition, place = _adjunct(rng)
     adverb = None
     if not short and rng.random() < 0.2:
-        adverb = lexicon.TIME_ADVERBS[tense] if rng.random() < 0.5 else _adverbs(rng)
+        adverb = TIME_ADVERBS[tense] if rng.random() < 0.5 else _adverbs(rng)
     return Clause(
         subject, verb, object_, None, tense, negative, question, preposition, place, adverb
     )
@@ -196,7 +295,7 @@ def _subject(rng: random.Random) -> NounPhrase:
     draw = rng.random()
     if draw < 0.25:
         head = _pronouns(rng)
-        return NounPhrase(head, head in lexicon.PLURAL_PRONOUNS)
+        return NounPhrase(head, head in PLURAL_PRONOUNS)
     if draw < 0.37:
         return NounPhrase(_names(rng))
     if draw < 0.43:
@@ -210,10 +309,10 @@ def _verb_and_object(rng: random.Random, subject: NounPhrase) -> tuple[str, Noun
     if rng.random() < 0.55:
         return _handling(rng), _noun_phrase(rng, _things)
     draw = rng.random()
-    if draw < 0.2 and subject.head not in lexicon.PRONOUNS:
+    if draw < 0.2 and subject.head not in PRONOUNS:
         head = _pronouns(rng)
-        return _social(rng), NounPhrase(head, head in lexicon.PLURAL_PRONOUNS)
-    if draw < 0.35 and subject.head not in lexicon.NAMES:
+        return _social(rng), NounPhrase(head, head in PLURAL_PRONOUNS)
+    if draw < 0.35 and subject.head not in NAMES:
         return _social(rng), NounPhrase(_names(rng))
     phrase = _noun_phrase(rng, _people if rng.random() < 0.6 else _animals)
     if subject.relative is None and rng.random() < 0.07:

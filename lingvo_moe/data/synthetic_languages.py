@@ -29,7 +29,7 @@ import re
 import types
 from collections.abc import Mapping
 
-from lingvo_moe.data import synthetic_lexicon as lexicon
+from lingvo_moe.data import synthetic_grammar as lexicon
 from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, RelativeClause, Sentence
 
 

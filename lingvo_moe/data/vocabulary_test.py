@@ -103,13 +103,6 @@ def test_spellings_are_all_pieces_of_a_text(vocabulary, text, starts):
     assert tuple(vocabulary.encode([text.strip()])[0]) in expected
 
 
-@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc_cf"])
-def test_the_symbol_for_a_space_is_a_space_in_a_text_to_spell(normalization):
-    vocabulary = train_vocabulary(TEXTS, 400, normalization=normalization)
-    assert vocabulary.spellings("▁the▁cat ▁") == vocabulary.spellings("the cat")
-    assert vocabulary.spellings("▁ ▁") == []
-
-
 def test_training_is_deterministic(vocabulary):
     assert train_vocabulary(TEXTS, 400, tags=["en", "pt_BR"]).sha256 == vocabulary.sha256
 

@@ -164,7 +164,13 @@ def score_pair(
     bleu = tokenizers.bleu(tokenizer)
     chrf = CHRF(word_order=2)
     score = bleu.corpus_score(output.hypotheses, [output.references]).score
-    result = PairScore(
+    baseline, p_value = None, None
+    if baseline_hypotheses is not None:
+        theirs = tuple(map(file_line, baseline_hypotheses))
+        baseline = bleu.corpus_score(theirs, [output.references]).score
+        if len(output.references) > 1 and (score or baseline):
+            p_value = _p_value(output, theirs, tokenizer, bootstrap_samples)
+    return PairScore(
         pair=output.pair,
         train_examples=output.train_examples,
         test_examples=len(output.references),
@@ -172,18 +178,9 @@ def score_pair(
         chrf=chrf.corpus_score(output.hypotheses, [output.references]).score,
         signature=bleu.get_signature().format(),
         chrf_signature=chrf.get_signature().format(),
+        baseline_bleu=baseline,
+        p_value=p_value,
         model=output.model,
-    )
-    if baseline_hypotheses is None:
-        return result
-    baseline_hypotheses = tuple(map(file_line, baseline_hypotheses))
-    baseline_score = bleu.corpus_score(baseline_hypotheses, [output.references]).score
-    return dataclasses.replace(
-        result,
-        baseline_bleu=baseline_score,
-        p_value=_p_value(output, baseline_hypotheses, tokenizer, bootstrap_samples)
-        if len(output.references) > 1 and (score or baseline_score)
-        else None,
     )
 
 

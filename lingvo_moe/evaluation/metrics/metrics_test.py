@@ -13,7 +13,6 @@ from sacrebleu.tokenizers import tokenizer_spm
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.metrics import comet as comet_metric
 from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
-from lingvo_moe.evaluation.metrics.comet import Comet
 from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.report import format_table, load_report
 from lingvo_moe.evaluation.scores import PairOutput
@@ -96,12 +95,6 @@ def test_comet_scores_all_lines_with_its_model(comet):
     assert comet[2][0][0] == sample
     assert comet[2][1] == {"batch_size": 2, "gpus": 0}
     assert metric.signature() == "model:Unbabel/x|version:1"
-
-
-def test_comet_takes_the_path_of_a_checkpoint(comet, tmp_path):
-    (tmp_path / "model.ckpt").write_text("")
-    prepare_metrics([Comet(name=str(tmp_path / "model.ckpt"))])
-    assert comet == []
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
