@@ -128,12 +128,7 @@ class CostModel:
         return self.padded * slots_per_device * rows / self.tokens_per_second
 
     def tokens_to_balance(self, loads: np.ndarray, placement: Placement) -> np.ndarray:
-        """The tokens whose maximum determines the time: of devices [D] or, if padded, of slots.
-
-        Args:
-            loads: [D, E].
-            placement: of E experts.
-        """
+        """The tokens whose maximum determines the time: of devices [D] or, if padded, of slots."""
         if not self.padded:
             return device_tokens(loads, placement)
         each = np.append(loads.sum(axis=0) / placement.counts().sum(axis=1), 0.0)
@@ -171,21 +166,12 @@ class CostModel:
 
 
 def balance_ratio(device_tokens: np.ndarray) -> float:
-    """The busiest device's tokens divided by the mean; 1 is balance. 1 without tokens.
-
-    Args:
-        device_tokens: [D].
-    """
+    """The busiest device's tokens [D] divided by the mean; 1 is balance. 1 without tokens."""
     mean = device_tokens.mean()
     return float(device_tokens.max() / mean) if mean > 0 else 1.0
 
 
 def device_tokens(loads: np.ndarray, placement: Placement) -> np.ndarray:
-    """float [D], tokens of each device if the replicas of an expert share its tokens evenly.
-
-    Args:
-        loads: [D, E].
-        placement: of E experts.
-    """
+    """float [D], tokens of each device if the replicas share an expert's tokens [D, E] evenly."""
     counts = placement.counts()
     return (loads.sum(axis=0) / counts.sum(axis=1)) @ counts

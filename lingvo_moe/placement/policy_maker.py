@@ -104,20 +104,18 @@ class PolicyMaker:
     def _cut(self, placement: Placement, stages: list) -> Adjustment:
         """The prefix of a search with the highest value."""
         start, moves = stages[0][2], [stage[0] for stage in stages[1:]]
-        best = Adjustment(
-            moves=(), seconds_before=start, seconds_after=start, adjustment_seconds=0.0
-        )
         # Computing the cost takes as long as finding a move, so only some lengths are tried.
-        for length in sorted({len(moves), *(2**i for i in range(len(moves).bit_length()))} - {0}):
-            _, placed, seconds = stages[length]
-            plan = Adjustment(
+        lengths = sorted({0, len(moves), *(2**i for i in range(len(moves).bit_length()))})
+        plans = (
+            Adjustment(
                 moves=tuple(moves[:length]),
                 seconds_before=start,
-                seconds_after=seconds,
-                adjustment_seconds=self.cost.adjustment_seconds(placement, placed),
+                seconds_after=stages[length][2],
+                adjustment_seconds=self.cost.adjustment_seconds(placement, stages[length][1]),
             )
-            best = max(best, plan, key=self._net)
-        return best
+            for length in lengths
+        )
+        return max(plans, key=self._net)
 
     def _net(self, plan: Adjustment) -> float:
         """Seconds saved within the horizon minus the time of the copies."""
@@ -220,11 +218,7 @@ class _SearchState:
     def changed(self, experts: np.ndarray, devices: np.ndarray, by: int) -> np.ndarray:
         """[N, D], seconds that `by` = 1 or -1 slots of an expert on a device add to all devices.
 
-        Args:
-            experts: int [N].
-            devices: int [N]; for -1 each must hold a slot of its expert that is not the expert's
-                last.
-            by: 1 or -1.
+        For -1 each device must hold a slot of its expert that is not the expert's last.
         """
         kind = int(by < 0)
         wanted = np.zeros(len(self.counts), bool)

@@ -96,7 +96,9 @@ class Profile:
         Returns:
             The model; and for each of the three kinds its largest relative error.
         """
-        (per_token, fixed), compute_error = self._fit_compute()
+        tokens, seconds = np.array(self.compute).T
+        amounts = np.stack([tokens, np.ones_like(tokens)], axis=1)
+        (per_token, fixed), compute_error = fit_rates(amounts, seconds)
         transfer, exchange_error = self._fit_exchange()
         wires, sync_error = self._fit_all_reduce()
         model = CostModel(
@@ -113,10 +115,6 @@ class Profile:
 
     def _near(self, source, target):
         return source // self.node == target // self.node
-
-    def _fit_compute(self):
-        tokens, seconds = np.array(self.compute).T
-        return fit_rates(np.stack([tokens, np.ones_like(tokens)], axis=1), seconds)
 
     def _fit_exchange(self):
         """Seconds a byte within a node and between nodes."""

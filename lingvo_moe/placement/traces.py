@@ -90,9 +90,8 @@ class TraceRecorder:
 
         Args:
             path: the file that `save` writes; its earlier contents are kept. Its directory is made.
-            layers: names of the L layers.
+            layers, experts: as of a Trace.
             shape: (D, E) of each step.
-            experts: as of a Trace.
 
         Raises:
             ValueError: the file is of other layers or another shape.

@@ -70,12 +70,12 @@ def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs
     Raises:
         ValueError: as `assignment`.
     """
-    blocks = ModelBlocks(params, wire_bytes)
-    sharding = params.sharding
+    blocks, sharding = ModelBlocks(params, wire_bytes), params.sharding
     rules, stored = sharding.compute_rules(mesh), sharding.storage_rules(mesh)
     remat = params.model.remat or params.model.scan  # a scan rematerialises its layers
-    late = sharding.late_sums
-    shares = [blocks.share(group, mesh, rules, stored, remat, late) for group in GROUPS]
+    shares = [
+        blocks.share(group, mesh, rules, stored, remat, sharding.late_sums) for group in GROUPS
+    ]
     return Costs(
         parameters=blocks.parameters,
         tokens=params.input.batch_size * params.input.target_length,

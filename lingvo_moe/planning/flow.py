@@ -19,13 +19,7 @@ Rules = Mapping[str, tuple[str, ...]]
 
 
 class Exchange(NamedTuple):
-    """One collective.
-
-    Attributes:
-        kind: "all-reduce", "all-gather", "all-to-all" or "reduce-scatter".
-        axes: of the mesh, along which devices communicate.
-        dims: the letters of the tensor.
-    """
+    """One collective: its kind as in HLO, axes along which devices communicate, and the tensor."""
 
     kind: str
     axes: tuple[str, ...]
@@ -33,11 +27,7 @@ class Exchange(NamedTuple):
 
 
 def held(dims: str, mesh: Mesh, rules: Rules) -> NdSbp:
-    """The type of a tensor with these letters.
-
-    Raises:
-        ValueError: as `from_rules`.
-    """
+    """The type of a tensor with these letters."""
     return from_rules(dims, (None,) * len(dims), mesh, rules)
 
 
@@ -51,21 +41,13 @@ def exchanges(dims: str, source: NdSbp, target: NdSbp, mesh: Mesh) -> list[Excha
 
 
 def forward(equation: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
-    """The collectives that give the result of "operand,weight->result" the type of its rules.
-
-    Raises:
-        ValueError: with these rules the devices cannot compute the product.
-    """
+    """The collectives that give the result of "operand,weight->result" the type of its rules."""
     operands, result = _parts(equation)
     return _after(einsum, (equation,), operands, result, mesh, rules)
 
 
 def backward(equation: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
-    """The collectives of the operand's gradient, from the result's gradient and the weight.
-
-    Raises:
-        ValueError: as `forward`.
-    """
+    """The collectives of the operand's gradient, from the result's gradient and the weight."""
     (operand, weight), result = _parts(equation)
     transposed = f"{result},{weight}->{operand}"
     return _after(einsum, (transposed,), (result, weight), operand, mesh, rules)

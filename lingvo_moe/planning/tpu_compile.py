@@ -8,7 +8,6 @@ one process at a time and reads its settings when it is loaded, so a separate pr
 """
 
 import dataclasses
-import functools
 import importlib.util
 import json
 import os
@@ -158,7 +157,7 @@ def _run(job: Mapping[str, Any]) -> Compiled:
 
     import_plugins(job["imports"])
     params = registered(job["model"], job["overrides"])
-    devices = devices_of(job["topology"])
+    devices = _devices_of(job["topology"])
     mesh = parse_mesh(job["mesh"]) if job["mesh"] else Mesh(("expert",), (len(devices),))
     lowered = lower_for_devices(params, mesh, devices, job["sentences"])
     start = time.process_time()
@@ -188,12 +187,8 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     )
 
 
-def devices_of(topology: str) -> list[Any]:
-    """The devices of a topology, such as "v3:8x8".
-
-    Raises:
-        ValueError: libtpu does not know it.
-    """
+def _devices_of(topology: str) -> list[Any]:
+    """The devices of a topology, such as "v3:8x8"."""
     from jax.experimental import topologies
 
     # Both cores of a v4 chip run as one device, unless libtpu is told otherwise.
@@ -228,13 +223,33 @@ def lower_for_devices(
         jax.stages.Lowered.
     """
     import jax
+    import numpy as np
     from jax import export
 
-    from lingvo_moe.runtimes.lowering import Layout, shapes
+    from lingvo_moe.data.packing import Packer
+    from lingvo_moe.runtimes.lowering import (
+        Layout,
+        batch_specs,
+        partition_train_step,
+        partition_translate,
+        shapes,
+    )
+    from lingvo_moe.tasks.training import train_step
+    from lingvo_moe.tasks.translation import TranslationTask
 
     layout = Layout(mesh, params.sharding, tuple(devices))
-    make = _training if sentences is None else functools.partial(_beam_search, sentences=sentences)
-    program, args = make(params, layout)
+    length, trains = params.input.source_length, sentences is None
+    if trains:
+        one_row = Packer(1, length, params.input.target_length).batch()
+        sizes = {name: (params.input.batch_size, x.shape[1]) for name, x in one_row.items()}
+    else:
+        sizes = {"source_ids": (sentences, length), "lengths": (sentences,)}
+    specs = batch_specs({n: jax.ShapeDtypeStruct(size, np.int32) for n, size in sizes.items()})
+    task = TranslationTask(params)
+    if trains:
+        program, args = partition_train_step(train_step(task), specs, layout)
+    else:
+        program, args = partition_translate(task.for_xla(layout.groups), specs, layout)
     checks = export.DisabledSafetyCheck
     exported = export.export(
         program,
@@ -242,7 +257,6 @@ def lower_for_devices(
         disabled_checks=[checks.platform(), checks.custom_call("Sharding")],
     )(*shapes(args))
     state, fed = (layout.shardings(specs) for specs in args)
-    trains = sentences is None
     outer = jax.jit(
         exported.call,
         in_shardings=(state, fed),
@@ -250,40 +264,6 @@ def lower_for_devices(
         donate_argnums=(0,) if trains else (),
     )
     return outer.lower(*shapes(args))
-
-
-def _training(params, layout):
-    """The program of the training step, and the specs of its arguments."""
-    from lingvo_moe.data.packing import Packer
-    from lingvo_moe.runtimes.lowering import partition_train_step
-    from lingvo_moe.tasks.training import train_step
-    from lingvo_moe.tasks.translation import TranslationTask
-
-    one_row = Packer(1, params.input.source_length, params.input.target_length).batch()
-    shapes = {name: (params.input.batch_size, value.shape[1]) for name, value in one_row.items()}
-    return partition_train_step(train_step(TranslationTask(params)), _int32(shapes), layout)
-
-
-def _beam_search(params, layout, sentences):
-    """The program of beam search, and the specs of its arguments."""
-    from lingvo_moe.runtimes.lowering import partition_translate
-    from lingvo_moe.tasks.translation import TranslationTask
-
-    shapes = {"source_ids": (sentences, params.input.source_length), "lengths": (sentences,)}
-    task = TranslationTask(params).for_xla(layout.groups)
-    return partition_translate(task, _int32(shapes), layout)
-
-
-def _int32(shapes):
-    """Name -> spec of an int32 array, from name -> shape."""
-    import jax
-    import numpy as np
-
-    from lingvo_moe.runtimes.lowering import batch_specs
-
-    return batch_specs(
-        {name: jax.ShapeDtypeStruct(shape, np.int32) for name, shape in shapes.items()}
-    )
 
 
 def _main(job: str, output: str) -> None:
