@@ -37,13 +37,6 @@ def test_torus_all_to_all_grows_with_the_root_of_the_devices():
     assert ratio == pytest.approx(2.0)
 
 
-def test_torus_all_reduce_does_not():
-    # 80 bytes there and back over four links of 10: 4 s for many chips, 15/16 of it for 16.
-    assert GRID.all_reduce_seconds(80.0, block(32)) == pytest.approx(4 * 15 / 16)
-    assert GRID.all_reduce_seconds(80.0, block(2048)) == pytest.approx(4, rel=0.01)
-    assert GRID.seconds("all-gather", 80.0, block(2048)) == pytest.approx(2, rel=0.01)
-
-
 def test_torus_rings_of_a_group_with_gaps():
     # Four chips of which each has two cores of different groups: two arrays of 80 there and back,
     # 3/4 of each, over the two links of one dimension: 2 · 80 · 2 · 3/4 / 20 = 12 s.

@@ -36,8 +36,3 @@ def test_drift_is_followed_and_scatter_is_not():
     mean = np.tile(500 * share / share.sum(), (4, 1))
     said, last = forecast.loads(follow(forecast, scattered)), scattered[-1]
     assert np.abs(said - mean).sum() < 0.5 * np.abs(last - mean).sum()
-
-
-def test_a_step_without_tokens():
-    seen = follow(Forecast(), [np.zeros((2, 2))] * 2)
-    assert not seen.errors.any()

@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_moe.placement.cost import balance_ratio, device_tokens
 from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Placement, Replace
-from lingvo_moe.placement.policy_maker import PolicyMaker, _SearchState, smooth_maximum
+from lingvo_moe.placement.policy_maker import PolicyMaker, _SearchState
 from lingvo_moe.testing.placements import make_cost, random_placement
 
 
@@ -60,13 +60,6 @@ def test_an_empty_slot_is_taken_first():
     plan = PolicyMaker(cost=cost).plan(np.array([[8], [2]]), start)
     assert plan.moves == (Expand(0, 1),)
     assert plan.seconds_after == pytest.approx(0.05)
-
-
-def test_the_coldest_keeps_its_last_slot():
-    plan = PolicyMaker(cost=_free(2)).plan(
-        np.array([[99, 1]]).repeat(2, 0), Placement.even(2, 1, 2)
-    )
-    assert plan.moves == ()
 
 
 def test_ties_of_the_maximum_do_not_end_the_search():
@@ -180,15 +173,3 @@ def test_what_each_candidate_pads(seed):
         for i in range(0, len(change.delta), 7):
             moved = _SearchState(board.cost, loads, change.make(i).apply(start))
             assert after[i] == pytest.approx(float(moved.padding()))
-
-
-def test_the_smooth_maximum():
-    # The norm of order 16 over four devices: 2 · (1/4)^(1/16) = 1.834.
-    np.testing.assert_allclose(
-        smooth_maximum(np.array([[3.0] * 4, [2, 0, 0, 0], [0] * 4])), [3, 1.834008, 0], rtol=1e-6
-    )
-
-
-def test_no_tokens_no_moves():
-    plan = PolicyMaker(cost=_free(2)).plan(np.zeros((2, 2), int), Placement.even(2, 2, 2))
-    assert plan.moves == ()

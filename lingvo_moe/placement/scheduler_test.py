@@ -99,24 +99,8 @@ def test_the_queue_ends_where_the_plan_does_whatever_the_budget():
         assert placement == planned
 
 
-def test_a_copy_within_the_time_of_another_needs_no_budget():
-    # Device 0 sends to device 2 for 8 s, device 1 to device 3 at the same time.
-    moves = (Replace(0, 5), Replace(1, 7))
-    assert MoveQueue(moves).take(START, make_cost(), 1.0)[2] == moves
-
-
 def test_moves_are_counted():
     assert count_moves((Replace(0, 3), Expand(1, 2), Migrate(0, 1), Shrink(4))) == 4
-
-
-def test_a_balanced_load_plans_nothing():
-    scheduler = Scheduler(maker=_maker())
-    state, decision = scheduler.step(State(START), np.full((4, 4), 25))
-    assert decision.plan is None
-    assert decision.moves == ()
-    assert state.placement == START
-    assert decision.ratio == 1.0
-    assert state.step == 1
 
 
 def test_after_a_plan_without_moves_it_rests():

@@ -13,12 +13,6 @@ def test_columns_then_rows_have_one_reduction_each_way():
     assert flow.backward("RM,MH->RH", MESH, RULES) == (("all-reduce", ("model",), "RM"),)
 
 
-def test_rows_alone_need_nothing():
-    rows = {"R": ("data", "expert")}
-    for equation in ("RM,MH->RH", "RH,HM->RM"):
-        assert flow.forward(equation, MESH, rows) == flow.backward(equation, MESH, rows) == ()
-
-
 def test_rows_then_columns_reduce_the_wide_tensor():
     """Cut along M, the sum is due in the middle, where it is H wide."""
     rules = {"M": ("model",)}

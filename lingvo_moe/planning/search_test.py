@@ -62,13 +62,6 @@ def taken(one):
     return round(1e3 * one.seconds * one.fits), round(one.sent / 1e9, 2)
 
 
-def test_data_parallel_for_a_small_dense_model():
-    """Many rows of few weights: sums of gradients are small, those of activations would not be."""
-    params = override(get_params("tiny.Dense"), [*SMALL, "input.batch_size=8192"])
-    best = search_strategies(params, HARDWARE["h100"], 8).best.strategy
-    assert str(best.mesh) == "data:8"
-
-
 def test_tensor_parallel_for_large_feed_forward_layers():
     """Few rows of many weights: columns then rows, one reduction each way."""
     large = ("model.model_dim=8192", "model.hidden_dim=65536", "model.num_heads=64")

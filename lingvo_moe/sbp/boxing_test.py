@@ -75,11 +75,6 @@ def test_table(source, target, kind, received):
     assert (step.kind, step.received) == (kind, received)
 
 
-def test_nothing_to_do():
-    for value in types.every(2, 2):
-        assert boxing.plan(value, value, (6, 6), 4, GRID) == ()
-
-
 @pytest.mark.parametrize(("mesh", "shape"), [(LINE, (4, 8)), (GRID, (6, 12)), (CUBE, (8,))])
 def test_every_pair_on_pieces(mesh, shape):
     random = np.random.default_rng(0)
@@ -139,17 +134,3 @@ def test_no_way_of_few_steps_is_cheaper():
         for target, cost in cheapest.items():
             way = boxing.plan(source, target, shape, 4, GRID)
             assert sum(step.received for step in way) <= cost
-
-
-def test_of_ways_that_receive_as_much_the_one_of_fewest_steps_is_taken():
-    # A piece has 24 bytes; each axis needs its move. Along y then x: a gather of 2 * 24 and, of the
-    # 72 bytes, an all-to-all of half: 48 + 36. Moving both axes to S(1) by two all-to-alls, of 16
-    # and 20 bytes, before the gather of 48 receives as much in three steps.
-    way = boxing.plan(parse("S(0),S(1)"), parse("S(1),B"), (6, 6), 4, GRID)
-    assert [(step.kind, step.received) for step in way] == [("all-gather", 48), ("all-to-all", 36)]
-    assert sum(step.received for step in way) == 48 + 16 + 20
-
-
-def test_uneven():
-    with pytest.raises(ValueError, match="cannot be split into 4 equal pieces"):
-        boxing.plan(parse("B"), parse("S(0)"), (6,), 4, LINE)

@@ -141,17 +141,6 @@ def test_known_einsums(equation, mesh):
     assert_einsum(equation, mesh, np.random.default_rng(3))
 
 
-def test_matmul_by_hand():
-    assert set(signatures.einsum("ab,bc->ac").signatures(4)) == {
-        Signature((S(0), B), S(0)),
-        Signature((B, S(1)), S(1)),
-        Signature((S(1), S(0)), P),
-        Signature((P, B), P),
-        Signature((B, P), P),
-        Signature((B, B), B),
-    }
-
-
 def relu(x):
     return np.maximum(x, 0)
 
@@ -189,43 +178,30 @@ def test_other_operators(name, mesh):
 RESHAPES = [
     ((8, 12), (96,)),
     ((96,), (8, 12)),
-    ((4, 6), (6, 4)),
     ((2, 3, 4), (6, 4)),
     ((2, 2, 3), (4, 3)),
     ((4, 3), (2, 2, 3)),
     ((1, 6), (6, 1)),
-    ((3, 4), (3, 2, 2)),
     ((2, 6), (3, 4)),
 ]
 
 
-@pytest.mark.parametrize("mesh", [*MESHES, Mesh(("x", "y"), (2, 3)), Mesh(("x", "y"), (3, 2))])
+@pytest.mark.parametrize("mesh", [*MESHES, Mesh(("x", "y"), (2, 3))])
 @pytest.mark.parametrize(("source", "target"), RESHAPES)
 def test_reshape(source, target, mesh):
-    array = integers(np.random.default_rng(6), source)
-
-    def compute(pieces, _):
-        """Reshapes to any piece of the result with that size; the search finds the right ones."""
-        return pieces[0].reshape(shape)
-
-    trial = set()
-    for shape in {types.piece_shape(target, p, mesh) for p in _even(target, mesh)}:
-        if shape == target:
-            trial |= legal_by_trial(compute, [array], mesh)
+    """Pieces may be reshaped to pieces of the result of the same size."""
+    array, trial = integers(np.random.default_rng(6), source), set()
+    for placed, result in itertools.product(_even(source, mesh), _even(target, mesh)):
+        pieces = cut(array, placed, mesh, np.random.default_rng(7))
+        shape = types.piece_shape(target, result, mesh)
+        if pieces[(0,) * len(mesh.axes)].size != np.prod(shape):
             continue
-        pieces_of = {p: cut(array, p, mesh, np.random.default_rng(7)) for p in _even(source, mesh)}
-        for placed, pieces in pieces_of.items():
-            for result in _even(target, mesh):
-                if types.piece_shape(target, result, mesh) != shape or pieces[
-                    (0,) * len(mesh.axes)
-                ].size != np.prod(shape):
-                    continue
-                local = pieces.reshape(*mesh.shape, *shape)
-                try:
-                    if np.array_equal(join(local, result, mesh), array.reshape(target)):
-                        trial.add((placed, result))
-                except AssertionError:
-                    continue
+        try:
+            whole = join(pieces.reshape(*mesh.shape, *shape), result, mesh)
+        except AssertionError:  # copies differ
+            continue
+        if np.array_equal(whole, array.reshape(target)):
+            trial.add((placed, result))
     assert trial == inferred(signatures.Reshape(source, target), mesh)
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.sbp import types
-from lingvo_moe.sbp.types import B, NdSbp, P, S, parse
+from lingvo_moe.sbp.types import P, S, parse
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.testing.sbp import cut, join
 
@@ -15,12 +15,6 @@ def test_text_both_ways(axes):
     values = list(types.every(3, axes))
     assert len(set(values)) == 5**axes
     assert [parse(str(value)) for value in values] == values
-
-
-def test_text():
-    assert str(NdSbp([S(0), B])) == "S(0),B"
-    assert parse(" S(12) , P") == (S(12), P)
-    assert repr(parse("P")) == "NdSbp(P)"
 
 
 @pytest.mark.parametrize("text", ["S(-1)", "S(0)B"])

@@ -6,7 +6,6 @@ from lingvo_moe.core.tensorflow_private import OpSharding
 from lingvo_moe.sharding.annotations import (
     Mesh,
     annotate,
-    assignment,
     num_pieces,
     use_mesh,
 )
@@ -73,11 +72,6 @@ def test_copies_along_the_axes_that_split_nothing():
     # The last dimension lists the holders of the same piece: experts 0 and 1 on devices 0 and 4.
     assert devices(proto) == [[[0, 4]], [[1, 5]], [[2, 6]], [[3, 7]]]
     assert devices(sharding("EM", [8, 16], {"M": "data"})) == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
-
-
-def test_sizes_need_not_divide_nor_be_known():
-    assert assignment("GM", (9, 3), MESH, {"G": "expert"}) == [("expert",), ()]
-    assert devices(sharding("GM", [None, 3], {"G": ("data", "expert")})) == [[i] for i in range(8)]
 
 
 def test_gradients_are_annotated_alike():

@@ -29,10 +29,6 @@ def test_between_the_all_to_alls_experts_are_cut_and_groups_over_data_alone():
     assert axes("ErH", THREE) == [("expert",), ("data",), ("model",)]
 
 
-def test_the_gate_is_whole_everywhere():
-    assert axes("Me", THREE) == [(), ()]
-
-
 def test_zero_cuts_weights_at_rest_only():
     assert axes("EMH", THREE, ZeRO(), stored=True) == [("expert",), ("data",), ("model",)]
     assert axes("EMH", THREE, ZeRO()) == [("expert",), (), ("model",)]
