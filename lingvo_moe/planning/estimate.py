@@ -8,9 +8,6 @@ from lingvo_moe.planning.costs import Costs
 from lingvo_moe.planning.share import PARTS, Communication, Computation
 from lingvo_moe.sharding.annotations import Mesh
 
-YEAR = 365.25 * 86400
-TOKENS = 10**12  # GShard trained each of its models on this number of tokens
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -30,21 +27,6 @@ class Estimate:
     def step_seconds(self) -> float:
         """Seconds of a whole step."""
         return sum(self.seconds.values())
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Target tokens per second of all devices together."""
-        return self.costs.tokens / self.step_seconds
-
-    @property
-    def days(self) -> float:
-        """Days for TOKENS target tokens."""
-        return TOKENS / self.tokens_per_second / 86400
-
-    @property
-    def device_years(self) -> float:
-        """Device-years for TOKENS target tokens, all devices together."""
-        return TOKENS / self.tokens_per_second / YEAR * self.costs.devices
 
 
 def estimate(costs: Costs, hardware: Hardware, dtype: str) -> Estimate:

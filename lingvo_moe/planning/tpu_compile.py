@@ -7,7 +7,7 @@ one process at a time and reads its settings when it is loaded, so a separate pr
 `python -m lingvo_moe.planning.tpu_compile`.
 """
 
-import dataclasses
+import collections
 import importlib.util
 import json
 import os
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,55 +35,14 @@ _KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIR
 _HELD = "libtpu multi-process lockfile"  # libtpu's message if another process uses it
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """The compiler's numbers of one training step or beam search, per device.
-
-    Attributes:
-        program: "training step", or "beam search of …".
-        topology: what it was compiled for.
-        device_kind: the name of the hardware, as libtpu gives it.
-        devices: D.
-        argument_bytes: the batch, and the state (training step) or the weights (beam search).
-        temp_bytes: everything that exists only while the program runs.
-        output_bytes: the new state and the metrics, or the translations.
-        alias_bytes: the part of the outputs that uses the memory of arguments.
-        code_bytes: the program.
-        flops: of one run on one device, as XLA counts it: the body of a loop counts once.
-        collectives: in the order of the program; None if JAX cannot read the program back.
-        compile_cpu_seconds: processor time of compiling, over all threads.
-        host_bytes: the most memory that the compiling process held.
-    """
-
-    program: str
-    topology: str
-    device_kind: str
-    devices: int
-    argument_bytes: int
-    temp_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    code_bytes: int
-    flops: float
-    collectives: tuple[Collective, ...] | None
-    compile_cpu_seconds: float
-    host_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """The memory of a device that a step needs."""
-        kept = self.argument_bytes + self.output_bytes - self.alias_bytes
-        return kept + self.temp_bytes + self.code_bytes
-
-
 def compile_step(
     model: str,
-    overrides: list[str],
+    overrides: Sequence[str],
     topology: str,
     mesh: Mesh | None = None,
     progress: Callable[[str], None] = lambda line: None,
     sentences: int | None = None,
-) -> Compiled:
+) -> dict[str, Any]:
     """Compiles a registered model's training step, or its beam search, for a TPU topology.
 
     Args:
@@ -94,6 +53,14 @@ def compile_step(
         progress: takes a line if another process uses the compiler.
         sentences: batch size of beam search, with input.source_length tokens per sentence; None
             for the training step.
+
+    Returns:
+        program, topology, device_kind and devices; memory of a device: argument_bytes (the batch,
+        and the state or, for beam search, the weights), temp_bytes (only while the program runs),
+        output_bytes, alias_bytes (outputs in the memory of arguments), code_bytes and total_bytes;
+        flops of one run on one device as XLA counts them, where the body of a loop counts once;
+        collectives, see `collective_rows`, None if JAX cannot read the program back;
+        compile_cpu_seconds over all threads, and host_bytes, the peak of the compiling process.
 
     Raises:
         ValueError: libtpu or JAX is not installed, or the compiler fails: an unknown topology, a
@@ -106,7 +73,7 @@ def compile_step(
             )
     job = {
         "model": model,
-        "overrides": overrides,
+        "overrides": list(overrides),
         "topology": topology,
         "mesh": str(mesh) if mesh else None,
         "imports": imported(),
@@ -117,16 +84,11 @@ def compile_step(
         time.sleep(30)
     if "error" in answer:
         raise ValueError(answer["error"])
-    if answer["collectives"] is not None:
-        answer["collectives"] = tuple(
-            Collective(**c | {"groups": tuple(map(tuple, c["groups"]))})
-            for c in answer["collectives"]
-        )
-    return Compiled(**answer)
+    return answer
 
 
 def _run_in_subprocess(job) -> dict[str, Any]:
-    """Runs `_main` in a subprocess; returns its result, a Compiled as a dict or {"error": …}."""
+    """Runs `_main` in a subprocess; returns its result or {"error": …}."""
     environment = {k: os.environ[k] for k in _KEPT if k in os.environ} | _ENVIRONMENT
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "compiled.json"
@@ -148,7 +110,7 @@ def _reason(process: subprocess.CompletedProcess) -> str:
     return lines[-1] if lines else f"exit status {process.returncode}."
 
 
-def _run(job: Mapping[str, Any]) -> Compiled:
+def _run(job: Mapping[str, Any]) -> dict[str, Any]:
     """The work, in the process that holds libtpu."""
     import jax
 
@@ -164,27 +126,56 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     compiled = lowered.compile()
     seconds, memory = time.process_time() - start, compiled.memory_analysis()
     try:
-        found = tuple(collectives(compiled.as_text()))
+        found = collective_rows(collectives(compiled.as_text()))
     except jax.errors.JaxRuntimeError:  # libtpu has instructions that this JAX does not know
         found = None
-    length = params.input.source_length
-    return Compiled(
-        program="training step"
-        if job["sentences"] is None
-        else f"beam search of {job['sentences']} sentences of {length} tokens",
-        topology=job["topology"],
-        device_kind=devices[0].device_kind,
-        devices=len(devices),
-        argument_bytes=memory.argument_size_in_bytes,
-        temp_bytes=memory.temp_size_in_bytes,
-        output_bytes=memory.output_size_in_bytes,
-        alias_bytes=memory.alias_size_in_bytes,
-        code_bytes=memory.generated_code_size_in_bytes,
-        flops=compiled.cost_analysis()["flops"],
-        collectives=found,
-        compile_cpu_seconds=seconds,
-        host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )
+    search = f"beam search of {job['sentences']} sentences of {params.input.source_length} tokens"
+    sizes = {
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "alias_bytes": memory.alias_size_in_bytes,
+        "code_bytes": memory.generated_code_size_in_bytes,
+    }
+    return {
+        "program": "training step" if job["sentences"] is None else search,
+        "topology": job["topology"],
+        "device_kind": devices[0].device_kind,
+        "devices": len(devices),
+        **sizes,
+        "total_bytes": sum(sizes.values()) - 2 * sizes["alias_bytes"],
+        "flops": compiled.cost_analysis()["flops"],
+        "collectives": found,
+        "compile_cpu_seconds": seconds,
+        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def collective_rows(found: Iterable[Collective]) -> list[dict[str, Any]]:
+    """The collectives of a program, equal ones in one row, those with most bytes first.
+
+    Returns:
+        Dicts of times, kind, bytes of one, group (devices that exchange; 0 for all) and cause, the
+        operation of the model.
+    """
+    rows: collections.Counter = collections.Counter()
+    for c in found:
+        rows[c.kind, c.bytes, len(c.groups[0]) if c.groups else 0, _cause(c.op_name)] += c.times
+    names = ("kind", "bytes", "group", "cause")
+    named = [{"times": n} | dict(zip(names, key, strict=True)) for key, n in rows.items()]
+    return sorted(named, key=lambda row: -row["times"] * row["bytes"])
+
+
+def _cause(op_name: str) -> str:
+    """The part of an op_name from the model, such as "encoder/layer_01/dispatch, gradient".
+
+    XLA's metadata wraps it in the names of programs and joins the names of fused operations with
+    semicolons: "jit(call)/call_tf/gradient_tape/layer_01/dispatch/Einsum;PartitionedCall/…".
+    """
+    wrappers = ("jit(", "call_", "PartitionedCall", "StatefulPartitionedCall")
+    names = [n for n in op_name.split(";")[0].split("/") if n and not n.startswith(wrappers)]
+    path = "/".join(name for name in names if name != "gradient_tape")
+    return (path or op_name) + (", gradient" if "gradient_tape" in names else "")
 
 
 def _devices_of(topology: str) -> list[Any]:
@@ -239,11 +230,10 @@ def lower_for_devices(
 
     layout = Layout(mesh, params.sharding, tuple(devices))
     length, trains = params.input.source_length, sentences is None
+    sizes: dict[str, Any] = {"source_ids": (sentences, length), "lengths": (sentences,)}
     if trains:
         one_row = Packer(1, length, params.input.target_length).batch()
         sizes = {name: (params.input.batch_size, x.shape[1]) for name, x in one_row.items()}
-    else:
-        sizes = {"source_ids": (sentences, length), "lengths": (sentences,)}
     specs = batch_specs({n: jax.ShapeDtypeStruct(size, np.int32) for n, size in sizes.items()})
     task = TranslationTask(params)
     if trains:
@@ -268,7 +258,7 @@ def lower_for_devices(
 
 def _main(job: str, output: str) -> None:
     try:
-        answer = dataclasses.asdict(_run(json.loads(job)))
+        answer = _run(json.loads(job))
     except Exception as error:  # the parent reports any error as one line
         answer = {"error": str(error).strip() or repr(error)}
     Path(output).write_text(json.dumps(answer))

@@ -14,8 +14,7 @@ from absl import flags
 from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.hardware.chips import HARDWARE, NAMES, find_hardware
 from lingvo_moe.planning import explain
-from lingvo_moe.planning.plan import make_plan
-from lingvo_moe.planning.report import format_plan, plan_to_json
+from lingvo_moe.planning.plan import format_plan, make_plan
 from lingvo_moe.planning.search import compare_strategies
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tasks.recipe import registered
@@ -42,11 +41,10 @@ def _plan() -> None:
     plan = make_plan(
         FLAGS.model, FLAGS.set, _hardware(), mesh, FLAGS.compile, common.report, FLAGS.decode
     )
-    answer = plan_to_json(plan)
-    print(json.dumps(answer) if FLAGS.json else format_plan(plan))
+    print(json.dumps(plan) if FLAGS.json else format_plan(plan))
     if FLAGS.output:
         with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
-            (directory / "plan.json").write_text(json.dumps(answer, indent=1) + "\n")
+            (directory / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
 
 
 def _hardware() -> str:
