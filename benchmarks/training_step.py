@@ -37,7 +37,6 @@ OPTIMIZERS = {
     "Muon, 3 iterations": (f"optimizer=Muon({_SCHEDULE},iterations=3)",),
     "Muon, 5 iterations": (f"optimizer=Muon({_SCHEDULE})",),
     "AdamW": (f"optimizer=AdamW({_SCHEDULE})",),
-    "Lion": (f"optimizer=Lion({_SCHEDULE})",),
 }
 
 

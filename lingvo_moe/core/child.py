@@ -22,7 +22,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def start(module: str, **streams: Any) -> subprocess.Popen:
+def start(module: str, *arguments: str, **streams: Any) -> subprocess.Popen:
     """Starts `python -m module`. The module must call `receive` to get what `send` sends.
 
     SIGINT, SIGTERM and SIGHUP do not reach the child. Terminals and clusters send them to all
@@ -30,6 +30,7 @@ def start(module: str, **streams: Any) -> subprocess.Popen:
 
     Args:
         module: its name.
+        *arguments: of its command line.
         **streams: stdout and stderr, as for subprocess.Popen.
 
     Raises:
@@ -39,7 +40,7 @@ def start(module: str, **streams: Any) -> subprocess.Popen:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", module],  # -P: no modules of the current directory
+            [sys.executable, "-P", "-m", module, *arguments],  # -P: not the current directory
             stdin=subprocess.PIPE,
             env=environment(),
             **streams,

@@ -12,9 +12,9 @@ import glob
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
-import tempfile
 import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,22 +50,8 @@ def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> Non
                 out.write(part)
                 out.flush()
         return
-    path = path.resolve()
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
-        os.replace(name, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = str(path)  # the error of a full disk names no file
-        raise
-    sync_directory(path.parent)
+    with new_file(path.resolve()) as partial, partial.open("wb") as file:
+        file.writelines(parts)
 
 
 def is_stream(path: Path) -> bool:
@@ -100,13 +86,15 @@ def new_file(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{threading.get_native_id()}")
     try:
         yield partial
-        _sync(partial)
+        sync(partial)
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(partial)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # the error of a full disk names no file
         raise
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def remove_partials(path: Path) -> None:
@@ -119,18 +107,22 @@ def remove_partials(path: Path) -> None:
             partial.unlink()
 
 
-def sync_directory(path: Path) -> None:
-    """Makes renames and new names in a directory survive a power failure."""
-    _sync(path)
+def sync(path: Path) -> None:
+    """Makes a file, or the names in a directory, survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_tree(path: Path) -> None:
-    """Makes the contents of a directory survive a power failure; its name needs `sync_directory`
-    of its parent."""
+    """Makes the contents of a directory survive a power failure; its name needs `sync` of its
+    parent."""
     for below in path.rglob("*"):
         if not below.is_symlink():
-            _sync(below)
-    _sync(path)
+            sync(below)
+    sync(path)
 
 
 def read_json(path: Path) -> dict:
@@ -290,8 +282,8 @@ def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[P
     check_output(path, maker, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(path)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
-    os.chmod(partial, 0o777 & ~_umask())
+    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
+    partial.mkdir()
     holder = {"maker": maker, "host": socket.gethostname(), "pid": os.getpid()}
     (partial / MANIFEST).write_text(json.dumps(holder))
     try:
@@ -311,7 +303,7 @@ def _replace(path, partial):
     if path.exists():
         os.rename(path, old)
     os.rename(partial, path)
-    sync_directory(path.parent)
+    sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -396,17 +388,3 @@ def _sizes(directory):
     return {
         str(p.relative_to(directory)): p.lstat().st_size for p in files if p != directory / MANIFEST
     }
-
-
-def _sync(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -88,7 +88,7 @@ def test_an_imported_model_is_evaluated_and_pruned_on_data_for_it(world, tmp_pat
     """Without training: it has no pairs and no record of routing of its own."""
     imported, data, other = world
     with pytest.raises(ValueError, match="again with --tags_on_both_sides"):
-        imported.for_dataset(other)
+        imported.for_test_set(other)
     report = lm.evaluate(imported, data, output=tmp_path / "report", split="dev")
     (score,) = report.pairs
     assert (score.pair, score.test_examples) == ("eng_Latn-fra_Latn", 2)

@@ -12,14 +12,14 @@ import numpy as np
 from jax._src import distributed  # its key-value store has no public name
 from jax.experimental import multihost_utils
 
-from lingvo_moe.runtimes.together import call_roll, end_together
+from lingvo_moe.runtimes.together import Member, end_together, gather, join, listen
 from lingvo_moe.training.process import ALONE, Process
 
 AUTO = "auto"
 _SILENCE_SECONDS = 30
 _MEET_SECONDS = 300
 _MOST_MILLISECONDS = 7 * 24 * 3600 * 1000
-_KEY, _TEXTS = (f"lingvo_moe/{name}" for name in ("end_together", "texts"))
+_PORT, _TEXTS = (f"lingvo_moe/{name}" for name in ("port", "texts"))
 
 
 @contextlib.contextmanager
@@ -50,21 +50,48 @@ def join_processes(
     if coordinator is None and not _in_a_cluster():
         yield ALONE
         return
-    _wait_for_processes(None if coordinator == AUTO else coordinator, index, count)
     met = distributed.global_state
-    host = met.coordinator_address.rpartition(":")[0].strip("[]")
-    with end_together(met.process_id, met.num_processes, host, _exchange):
+    if coordinator in (None, AUTO):
+        _report_waiting("the cluster's address")
+        _initialize()
+        number, members = met.process_id, _meet_in_a_cluster(met)
+    else:
+        _report_waiting(coordinator)
+        number, members = index or 0, _meet(coordinator, index, count)
+    with end_together(number, members):
+        if met.client is None:
+            _initialize(coordinator, index, count)
         exchange = TextExchange(met.client, met.process_id, met.num_processes)
         yield Process(met.process_id, _minimum, exchange)
 
 
-def _wait_for_processes(coordinator, index, count):
-    """Waits for all processes; JAX would abort with a stack trace if some are missing."""
-    where = coordinator or "the cluster's address"
+def _report_waiting(where):
     print(f"Waiting for the other processes at {where} …", file=sys.stderr, flush=True)
-    if coordinator:
-        call_roll(coordinator, index, count, _MEET_SECONDS)
-    timer = threading.Timer(_MEET_SECONDS, _exit_unconnected, (where,))
+
+
+def _meet(coordinator, index, count) -> list[Member]:
+    """The other processes, before JAX connects them: it would abort if some are missing."""
+    host, _, port = coordinator.rpartition(":")
+    if index:
+        return join((host.strip("[]"), int(port)), index, count, _MEET_SECONDS)
+    return gather(listen(int(port), count), count, _MEET_SECONDS)
+
+
+def _meet_in_a_cluster(met) -> list[Member]:
+    """The other processes, which JAX has connected; process 0 listens at a free port."""
+    index, count = met.process_id, met.num_processes
+    if index == 0:
+        server = listen(0, count)
+        met.client.key_value_set(_PORT, str(server.getsockname()[1]))
+        return gather(server, count, _MEET_SECONDS)
+    host = met.coordinator_address.rpartition(":")[0].strip("[]")
+    port = met.client.blocking_key_value_get(_PORT, 1000 * _MEET_SECONDS)
+    return join((host, int(port)), index, count, _MEET_SECONDS)
+
+
+def _initialize(coordinator=None, index=None, count=None):
+    """Connects JAX; it reads from the cluster what is not given."""
+    timer = threading.Timer(_MEET_SECONDS, _exit_unconnected)
     timer.start()
     try:
         jax.distributed.initialize(
@@ -98,10 +125,10 @@ def _has_all_gpus() -> bool:
     return tasks == nodes is not None or "SLURM_GPUS_PER_TASK" in os.environ
 
 
-def _exit_unconnected(where):
+def _exit_unconnected():
     print(
-        f"error: Not all processes connected to {where} within {_MEET_SECONDS} s. Start all of "
-        f"them with the same address and count, each with its own index.",
+        f"error: Not all processes connected within {_MEET_SECONDS} s. Start all of them with the "
+        f"same address and count, each with its own index.",
         file=sys.stderr,
         flush=True,
     )
@@ -129,17 +156,6 @@ def _check(coordinator, index, count):
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"--coordinator must be HOST:PORT or auto, got {coordinator!r}.")
-
-
-def _exchange(text: str | None) -> str:
-    """Sends a text from process 0 to all processes."""
-    client = distributed.global_state.client
-    if text is not None:
-        client.key_value_set(_KEY, text)
-    try:
-        return client.blocking_key_value_get(_KEY, 1000 * _MEET_SECONDS)
-    except RuntimeError as error:
-        raise OSError(f"Process 0 does not answer: {error}") from error
 
 
 def _in_a_cluster() -> bool:

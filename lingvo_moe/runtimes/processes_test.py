@@ -21,12 +21,10 @@ def test_others_that_never_come():
     addresses = free_address(), free_address()
     lonely = [_start(LONELY, address, str(i)) for i, address in enumerate(addresses)]
     reasons = ("missing: 1", "process 0: Connection refused")
-    for process, address, reason in zip(lonely, addresses, reasons, strict=True):
+    for process, reason in zip(lonely, reasons, strict=True):
         out, errors = process.communicate(timeout=120)
         assert (process.returncode, out) == (1, "")
-        assert (
-            f"Not all processes connected to {address} within 2 s ({reason}). Start all" in errors
-        )
+        assert f"Not all processes connected within 2 s ({reason}). Start all" in errors
 
 
 MEETING = """

@@ -1,31 +1,25 @@
 """Processes that begin together and end together: if one fails, all end, with its error.
 
-`call_roll` checks the flags of all processes before JAX connects them. In `end_together` every
-process connects to process 0. A process that fails sends its error over these connections. If
-a process is killed, the kernel closes its connection. A thread listens at each connection, so a
-process ends even while it waits in a collective.
+Every process connects to process 0, which checks that their numbers fit. These connections stay: a
+process that fails sends its error over them, and if a process is killed, the kernel closes its
+connection. A thread listens at each, so a process ends even while it waits in a collective.
 """
 
 import atexit
 import contextlib
 import json
 import os
-import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
-from lingvo_moe.core.child import environment
 from lingvo_moe.training.signals import Stopped
 
 _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT  # exit codes
-_MEET_SECONDS = 300.0
 HELLO_SECONDS = 5.0  # other programs may connect, and send nothing
-_POLL_SECONDS = 0.5
 _KEEP_ALIVE_SECONDS = 60
 _KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", 0x10)  # 0x10 is macOS's TCP_KEEPALIVE
 _FAREWELL_SECONDS = 3.0  # limit for sending a failure to the others, which takes milliseconds
@@ -39,227 +33,54 @@ _CURE = (
 _SYMPTOM_SECONDS = 0.5  # time for another process's error to arrive, if it caused this one
 
 
-def call_roll(coordinator: str, index: int, count: int, seconds: float) -> None:
-    """Waits until all processes have reported to process 0, which then frees its port.
+class Member:
+    """Another process, at the other end of a connection.
 
-    JAX finds wrong flags late: it waits for minutes, or aborts with a stack trace.
-
-    Args:
-        coordinator: HOST:PORT of process 0.
-        index: the number of this process.
-        count: the number of processes.
-        seconds: the limit for waiting.
-
-    Raises:
-        OSError: the port cannot be used; not all processes reported in time; two have the same
-            index, or another count. All processes raise it.
+    Attributes:
+        hello: what it said of itself: "index", "count", "pid" and "host".
     """
-    deadline = time.monotonic() + seconds
-    mine = {**_identity(index), "count": count}
-    host, _, port = coordinator.rpartition(":")
 
-    def late(reason: str) -> str:
-        return (
-            f"Not all processes connected to {coordinator} within {seconds:g} s ({reason}). {_CURE}"
-        )
+    def __init__(self, connection: socket.socket):
+        self.connection, self.hello = connection, dict[str, object]()
+        # Firewalls drop connections without traffic.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, _KEEP_IDLE, _KEEP_ALIVE_SECONDS)
+        self._lines = connection.makefile("r", encoding="utf-8")
+        self.done, self.gone = threading.Event(), threading.Event()
 
-    if index:
-        error = _report((host.strip("[]"), int(port)), mine, deadline, late)
-    else:
-        error = _collect(int(port), mine, deadline, late)
-    if error:
-        raise OSError(error)
+    @property
+    def name(self) -> str:
+        """Its number, process id and host."""
+        return _name(self.hello)
 
+    def close(self) -> None:
+        """Closes the connection."""
+        self._lines.close()
+        self.connection.close()
 
-def _collect(port, mine, deadline, late) -> str:
-    """Process 0: waits for the others and tells them the outcome, an error or ""."""
-    try:
-        server = listen(port, mine["count"])
-    except OSError as taken:
-        reason = os.strerror(taken.errno) if taken.errno else taken
-        raise OSError(
-            f"Port {port} of this host cannot be used ({reason}); start all processes with another "
-            f"port in --coordinator."
-        ) from taken
-    reports: dict[_Member, dict] = {}
-    error = ""
-    with server:
-        while len(reports := _alive(reports)) < mine["count"] - 1 and not error:
-            server.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                member = _Member(server.accept()[0], "")
-            except TimeoutError:
-                here = {report["index"] for report in reports.values()}
-                missing = [str(other) for other in range(1, mine["count"]) if other not in here]
-                more = ", …" if len(missing) > _SHOWN else ""
-                error = late(f"missing: {', '.join(missing[:_SHOWN])}{more}")
-                break
-            report = _read(member)
-            if report is None or not report.keys() >= mine.keys():
-                member.close()  # not one of our processes
-                continue
-            reports = _alive(reports)
-            error = _conflict(report, [mine, *reports.values()])
-            reports[member] = report
-        for member in reports:
-            member.connection.settimeout(HELLO_SECONDS)
-            member.send({"error": error})
-            with contextlib.suppress(OSError):
-                member.connection.recv(1)  # when the other end closes, the port becomes free
-            member.close()
-    return error
+    def send(self, message: dict) -> None:
+        """Sends a message; errors are ignored if the other process has ended."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall((json.dumps(message) + "\n").encode())
 
-
-def _alive(reports):
-    """Those of processes that have not ended; one that has ended may be started again."""
-    return {member: report for member, report in reports.items() if not _ended(member.connection)}
-
-
-def _ended(connection) -> bool:
-    """Whether the other end has closed its connection."""
-    connection.setblocking(False)
-    try:
-        return not connection.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-def _conflict(report, others) -> str:
-    """The error if a report contradicts those of others, process 0 first; "" if none does."""
-    for other in others:
-        if report["count"] != other["count"]:
-            return (
-                f"--process_count={report['count']} in process {report['index']}, and "
-                f"{other['count']} in process {other['index']}; give all the same --process_count."
-            )
-        if report["index"] == other["index"]:
-            both = " and ".join(f"pid {one['pid']} on {one['host']}" for one in (other, report))
-            return f"Two processes have --process_index={report['index']}: {both}. {_CURE}"
-    return ""
-
-
-def _read(member) -> dict | None:
-    """A message of one line; None if it is none."""
-    member.connection.settimeout(HELLO_SECONDS)
-    try:
-        message = json.loads(member.lines.readline(_LINE_BYTES))
-    except (OSError, ValueError):
-        return None
-    return message if isinstance(message, dict) else None
-
-
-def _report(address, mine, deadline, late) -> str:
-    """Another process: reports to process 0, and returns the outcome, an error or ""."""
-    while True:  # process 0 may not have started yet
+    def receive(self, seconds: float | None = None) -> dict | None:
+        """Waits for a message of one line; None if none comes in time, or something else."""
+        self.connection.settimeout(seconds)
         try:
-            left = max(0.01, deadline - time.monotonic())
-            member = _Member(socket.create_connection(address, left), "")
-            break
-        except OSError as error:
-            if time.monotonic() + _RETRY_SECONDS >= deadline:
-                return late(f"process 0: {error.strerror or error}")
-        time.sleep(_RETRY_SECONDS)
-    member.connection.settimeout(max(0.01, deadline + HELLO_SECONDS - time.monotonic()))
-    member.send(mine)
-    try:
-        return json.loads(member.lines.readline(_LINE_BYTES))["error"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return (
-            f"{address[0]}:{address[1]} gives process {mine['index']} no answer. Process 0 has "
-            f"ended, or all processes have reported already, or another program uses the port. "
-            f"{_CURE}"
-        )
-    finally:
-        member.close()
+            message = json.loads(self._lines.readline(_LINE_BYTES))
+        except (OSError, ValueError):
+            return None
+        return message if isinstance(message, dict) else None
 
-
-@contextlib.contextmanager
-def end_together(
-    index: int,
-    count: int,
-    host: str,
-    exchange: Callable[[str | None], str],
-    check: Callable[[], None] = lambda: None,
-) -> Iterator[None]:
-    """Ends the processes in this block together; at the end of the block they wait for each other.
-
-    If one of them raises or dies in the block, the others print its error as "error: …" and end at
-    once with exit code 1. The process that raised continues to raise; it ends without waiting, with
-    exit code 1 or, after Ctrl-C, 130. `Stopped` is raised by all, so it is no failure.
-
-    Args:
-        index: the number of this process; all processes enter the block.
-        count: the number of processes.
-        host: name or address of process 0's host.
-        exchange: takes a text from process 0, None from others; returns that text to all.
-        check: called by process 0 while it waits for the others; raises OSError if one has ended.
-
-    Raises:
-        OSError: the processes cannot connect.
-    """
-    members = _accept(count, exchange, check) if index == 0 else [_connect(index, host, exchange)]
-    watch = _Watch(members)
-    stopped = None
-    try:
+    def has_ended(self) -> bool:
+        """Whether the other end has closed its connection."""
+        self.connection.setblocking(False)
         try:
-            yield
-        except Stopped as signal_after_a_step:
-            stopped = signal_after_a_step
-        watch.wait_for_all(first=index == 0)
-    except BaseException as error:
-        time.sleep(_SYMPTOM_SECONDS)
-        cause = str(error).strip().partition("\n")[0] or type(error).__name__
-        watch.tell(f"{_name(_identity(index))}: {cause}")
-        status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
-        atexit.register(_leave, status)  # before JAX's own exit, which waits for the others
-        raise
-    finally:
-        watch.close()
-    if stopped:
-        raise stopped
-
-
-@contextlib.contextmanager
-def start_together(
-    index: int, count: int, command: Callable[[int], Sequence[str]]
-) -> Iterator[None]:
-    """Process 0 starts the others on this host; all end together, see `end_together`.
-
-    Args:
-        index: the number of this process.
-        count: the number of processes.
-        command: process 1, 2, … -> what starts it. It enters this block too, and reads nothing else
-            from its standard input.
-    """
-
-    started = []
-
-    def exchange(address):
-        if address is None:
-            return sys.stdin.readline()
-        for other in range(1, count):
-            process = subprocess.Popen(
-                command(other), stdin=subprocess.PIPE, text=True, env=environment()
-            )
-            print(address, file=process.stdin, flush=True)
-            started.append(process)
-        return address
-
-    def check():
-        for other, process in enumerate(started, start=1):
-            if process.poll() is not None:
-                raise OSError(
-                    f"Process {other} ended at its start, with exit status {process.returncode}; "
-                    f"its message is above."
-                )
-
-    if count == 1:
-        yield
-        return
-    with end_together(index, count, "localhost", exchange, check):
-        yield
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
 
 def listen(port: int, backlog: int) -> socket.socket:
@@ -274,35 +95,162 @@ def listen(port: int, backlog: int) -> socket.socket:
     """
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
+    except OSError as taken:
+        reason = os.strerror(taken.errno) if taken.errno else taken
+        raise OSError(
+            f"Port {port} of this host cannot be used ({reason}); start all processes with another "
+            f"port in --coordinator."
+        ) from taken
 
 
-class _Member:
-    """Another process, at the other end of a connection."""
+def gather(server: socket.socket, count: int, seconds: float) -> list[Member]:
+    """In process 0: waits until all others have called `join`; ends to listen.
 
-    def __init__(self, connection: socket.socket, name: str):
-        self.connection, self.name = connection, name
-        # Firewalls drop connections without traffic.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, _KEEP_IDLE, _KEEP_ALIVE_SECONDS)
-        self.lines = connection.makefile("r", encoding="utf-8")
-        self.done, self.gone = threading.Event(), threading.Event()
+    JAX finds wrong flags late: it waits for minutes, or aborts with a stack trace.
 
-    def close(self) -> None:
-        """Closes the connection."""
-        self.lines.close()
-        self.connection.close()
+    Args:
+        server: see `listen`.
+        count: the number of processes.
+        seconds: the limit for waiting.
 
-    def send(self, message: dict) -> None:
-        """Sends a message; errors are ignored if the other process has ended."""
-        with contextlib.suppress(OSError):
-            self.connection.sendall((json.dumps(message) + "\n").encode())
+    Raises:
+        OSError: not all processes connected in time; two have the same index, or another count. All
+            processes raise it.
+    """
+    deadline, mine = time.monotonic() + seconds, _identity(0, count)
+    members: list[Member] = []
+    error = ""
+    with server:
+        # One that has ended may be started again.
+        while len(members := [m for m in members if not m.has_ended()]) < count - 1 and not error:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                member = Member(server.accept()[0])
+            except TimeoutError:
+                here = {member.hello["index"] for member in members}
+                missing = [str(other) for other in range(1, count) if other not in here]
+                more = ", …" if len(missing) > _SHOWN else ""
+                error = _late(seconds, f"missing: {', '.join(missing[:_SHOWN])}{more}")
+                break
+            member.hello = member.receive(HELLO_SECONDS) or {}
+            if not member.hello.keys() >= mine.keys():
+                member.close()  # not one of our processes
+                continue
+            members = [m for m in members if not m.has_ended()]
+            error = _conflict(member.hello, [mine, *(m.hello for m in members)])
+            members.append(member)
+    for member in members:
+        member.connection.settimeout(None)
+        member.send(mine | {"error": error})
+    if error:
+        raise OSError(error)
+    return members
+
+
+def join(address: tuple[str, int], index: int, count: int, seconds: float) -> list[Member]:
+    """In another process: connects to process 0, and waits until it has `gather`ed all.
+
+    Args:
+        address: host and port of process 0.
+        index: the number of this process.
+        count, seconds: as for `gather`.
+
+    Returns:
+        Process 0 alone.
+
+    Raises:
+        OSError: as `gather`.
+    """
+    deadline = time.monotonic() + seconds
+    while True:  # process 0 may not have started yet
+        try:
+            left = max(0.01, deadline - time.monotonic())
+            member = Member(socket.create_connection(address, left))
+            break
+        except OSError as error:
+            if time.monotonic() + _RETRY_SECONDS >= deadline:
+                reason = f"process 0: {error.strerror or error}"
+                raise OSError(_late(seconds, reason)) from error
+        time.sleep(_RETRY_SECONDS)
+    member.send(_identity(index, count))
+    answer = member.receive(max(0.01, deadline + HELLO_SECONDS - time.monotonic()))
+    if answer is None or "error" not in answer:
+        raise OSError(
+            f"{address[0]}:{address[1]} gives process {index} no answer. Process 0 has ended, or "
+            f"all processes have connected already, or another program uses the port. {_CURE}"
+        )
+    if answer["error"]:
+        raise OSError(answer["error"])
+    member.hello = answer
+    member.connection.settimeout(None)
+    return [member]
+
+
+def _late(seconds, reason):
+    return f"Not all processes connected within {seconds:g} s ({reason}). {_CURE}"
+
+
+def _conflict(hello, others) -> str:
+    """The error if a process contradicts others, process 0 first; "" if it does not."""
+    for other in others:
+        if hello["count"] != other["count"]:
+            return (
+                f"--process_count={hello['count']} in process {hello['index']}, and "
+                f"{other['count']} in process {other['index']}; give all the same --process_count."
+            )
+        if hello["index"] == other["index"]:
+            both = " and ".join(f"pid {one['pid']} on {one['host']}" for one in (other, hello))
+            return f"Two processes have --process_index={hello['index']}: {both}. {_CURE}"
+    return ""
+
+
+def _identity(index, count):
+    return {"index": index, "count": count, "pid": os.getpid(), "host": socket.gethostname()}
+
+
+def _name(hello):
+    return f"process {hello['index']} (pid {hello['pid']} on {hello['host']})"
+
+
+@contextlib.contextmanager
+def end_together(index: int, members: list[Member]) -> Iterator[None]:
+    """Ends the processes in this block together; at the end of the block they wait for each other.
+
+    If one of them raises or dies in the block, the others print its error as "error: …" and end at
+    once with exit code 1. The process that raised continues to raise; it ends without waiting, with
+    exit code 1 or, after Ctrl-C, 130. `Stopped` is raised by all, so it is no failure.
+
+    Args:
+        index: the number of this process; all processes enter the block.
+        members: what `gather` or `join` returned.
+    """
+    watch = _Watch(members)
+    stopped = None
+    try:
+        try:
+            yield
+        except Stopped as signal_after_a_step:
+            stopped = signal_after_a_step
+        watch.wait_for_all(first=index == 0)
+    except BaseException as error:
+        time.sleep(_SYMPTOM_SECONDS)
+        cause = str(error).strip().partition("\n")[0] or type(error).__name__
+        watch.tell(f"{_name(_identity(index, 0))}: {cause}")
+        status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
+        atexit.register(_leave, status)  # before JAX's own exit, which waits for the others
+        raise
+    finally:
+        watch.close()
+    if stopped:
+        raise stopped
 
 
 class _Watch:
     """Listens to the other processes and ends this one if one of them fails."""
 
-    def __init__(self, members: list[_Member]):
+    def __init__(self, members: list[Member]):
         self._members = members
         self._ending = threading.Lock()  # never released by the thread that ends this process
         for member in members:
@@ -339,78 +287,15 @@ class _Watch:
 
     def _listen(self, member):
         cause = f"{member.name} ended without an error message; see its own output"
-        with contextlib.suppress(OSError, ValueError):
-            for line in member.lines:
-                message = json.loads(line)
-                if "done" in message:
-                    member.done.set()
-                cause = message.get("failed", cause)
+        while (message := member.receive()) is not None:
+            if "done" in message:
+                member.done.set()
+            cause = message.get("failed", cause)
         member.gone.set()
         if not member.done.is_set():
             self.tell(cause)
             print(f"error: {cause}", file=sys.stderr, flush=True)
             _leave(_FAILED)
-
-
-def _accept(count, exchange, check) -> list[_Member]:
-    """Process 0: waits for the connections of all others, which must send the token."""
-    members: list[_Member] = []
-    with listen(0, count) as server:
-        token = secrets.token_hex()
-        exchange(f"{server.getsockname()[1]} {token}")
-        deadline = time.monotonic() + _MEET_SECONDS
-        while len(members) < count - 1:
-            server.settimeout(_POLL_SECONDS)
-            try:
-                connection, _ = server.accept()
-            except TimeoutError as error:
-                check()
-                if time.monotonic() < deadline:
-                    continue
-                raise OSError(
-                    f"Only {len(members)} of {count - 1} other processes connected to process 0 "
-                    f"within {_MEET_SECONDS:.0f} s."
-                ) from error
-            if member := _handshake(connection, token):
-                members.append(member)
-    return members
-
-
-def _handshake(connection, token):
-    """The process that has just connected; None if it has no valid token."""
-    connection.settimeout(HELLO_SECONDS)
-    member = _Member(connection, "")
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        hello = json.loads(member.lines.readline(_LINE_BYTES))
-        if secrets.compare_digest(hello["token"], token):
-            member.name = _name(hello)
-            member.send(_identity(0))
-            connection.settimeout(None)
-            return member
-    connection.close()
-    return None
-
-
-def _connect(index, host, exchange) -> _Member:
-    """Another process: process 0."""
-    port, token = exchange(None).split()
-    try:
-        connection = socket.create_connection((host, int(port)), timeout=_MEET_SECONDS)
-        member = _Member(connection, "")
-        member.send(_identity(index) | {"token": token})
-        member.name = _name(json.loads(member.lines.readline()))
-    except (OSError, ValueError) as error:
-        raise OSError(f"Process {index} cannot reach process 0 on {host}: {error}.") from error
-    connection.settimeout(None)
-    return member
-
-
-def _identity(index):
-    return {"index": index, "pid": os.getpid(), "host": socket.gethostname()}
-
-
-def _name(hello):
-    return f"process {hello['index']} (pid {hello['pid']} on {hello['host']})"
 
 
 def _leave(status):

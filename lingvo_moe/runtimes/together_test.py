@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from lingvo_moe.runtimes import together
-from lingvo_moe.runtimes.together import end_together, start_together
 from lingvo_moe.testing.waiting import wait_until
 from lingvo_moe.training.signals import Stopped
 
@@ -86,14 +84,6 @@ def test_the_fast_wait_for_the_slow(tmp_path):
     assert min(ends[:2]) >= float((tmp_path / "slow").read_text())
 
 
-def test_ctrl_c_in_one_ends_all(tmp_path):
-    processes = start(tmp_path, ["busy", "interrupted", "busy"])
-    results = finish(processes)
-    assert [code for code, *_ in results] == [1, 130, 1]
-    for _, _, errors in results[::2]:
-        assert errors == f"error: {name(processes, 1)}: KeyboardInterrupt\n"
-
-
 def test_a_signal_that_stopped_all_is_no_failure(tmp_path):
     """Each ends with the status of the signal, and without a message."""
     results = finish(start(tmp_path, ["stopped"] * COUNT))
@@ -108,37 +98,11 @@ def test_one_that_fails_while_others_wait_at_the_end(tmp_path):
         assert errors == f"error: {name(processes, 2)}: no room on the disk\n"
 
 
-@pytest.mark.parametrize(
-    ("roles", "code", "message"),
-    [
-        (["busy", "die", "busy"], 1, r"^error: process 1 \(pid \d+ on .*\) ended without an error"),
-        (["die", "busy", "busy"], -signal.SIGKILL, "^error: process 0 .* ended without an error"),
-        (["slow", "end", "end"], 0, "^$"),
-    ],
-)
-def test_the_first_may_start_the_others(tmp_path, roles, code, message):
-    """What all of them write ends with the last of them, so none outlives the call."""
-    command = [sys.executable, __file__, str(tmp_path), "0", *roles]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == code
-    assert re.search(message, done.stderr, re.MULTILINE)
-    assert done.stdout.count("\n") == (0 if code else COUNT)
-
-
-def test_one_that_ends_before_it_connects(tmp_path):
-    """The first, which started it, does not wait for it."""
-    command = [sys.executable, __file__, str(tmp_path), "0", "end", "gone", "end"]
-    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    _, errors = first.communicate(timeout=120)
-    assert first.returncode == 1
-    assert "OSError: Process 1 ended at its start, with exit status 7" in errors
-
-
 def test_strangers_are_turned_away(tmp_path):
     first = start(tmp_path, ["end"])
-    port = int(read(tmp_path).split()[0])
+    port = int(read(tmp_path))
     silent = socket.create_connection(("localhost", port))
-    for words in (b"GET / HTTP/1.0\r\n\r\n", b'{"index": 1, "token": "guess"}\n', b"7\n"):
+    for words in (b"GET / HTTP/1.0\r\n\r\n", b'{"index": 1}\n', b"7\n"):
         with socket.create_connection(("localhost", port)) as stranger:
             stranger.sendall(words)
             assert stranger.recv(100) == b""
@@ -151,39 +115,28 @@ def test_strangers_are_turned_away(tmp_path):
 
 
 def read(directory):
-    """What process 0 has published."""
-    path = Path(directory) / "address"
+    """The port of process 0."""
+    path = Path(directory) / "port"
     wait_until(path.exists, f"{path} exists", seconds=120)
     return path.read_text()
 
 
-def main(directory, index, *roles):
-    """One process with its role; or with those of all, where the first starts the others."""
+def main(directory, index, role):
+    """One process with its role."""
     together.HELLO_SECONDS = 0.5
-
-    def exchange(text):
-        if text is not None:
-            (Path(directory) / "partial").write_text(text)
-            os.rename(Path(directory) / "partial", Path(directory) / "address")
-        return read(directory)
-
-    def command(other):
-        return [sys.executable, __file__, directory, str(other), *roles]
-
-    if roles[int(index) % len(roles)] == "gone":
-        sys.exit(7)
-    if len(roles) == 1:
-        group, [role] = end_together(int(index), COUNT, "localhost", exchange), roles
+    if index == "0":
+        server = together.listen(0, COUNT)
+        (Path(directory) / "partial").write_text(str(server.getsockname()[1]))
+        os.rename(Path(directory) / "partial", Path(directory) / "port")
+        members = together.gather(server, COUNT, 120)
     else:
-        group, role = start_together(int(index), COUNT, command), roles[int(index)]
-    with group:
+        members = together.join(("localhost", int(read(directory))), int(index), COUNT, 120)
+    with together.end_together(int(index), members):
         if role in ("slow", "fail late"):
             time.sleep(0.5)
             (Path(directory) / "slow").write_text(repr(time.time()))
         if role.startswith("fail"):
             raise ValueError("no room on the disk")
-        if role == "interrupted":
-            signal.raise_signal(signal.SIGINT)
         if role == "stopped":
             raise Stopped(signal.SIGTERM)
         if role == "die":

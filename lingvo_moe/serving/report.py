@@ -32,7 +32,7 @@ def comparable_pairs(
     Raises:
         ValueError: the dataset does not fit the model, or no pair is left.
     """
-    translated = model_dir.for_dataset(dataset).translated_pairs
+    translated = model_dir.for_test_set(dataset)[0].translated_pairs
     if exported is not None:
         translated = tuple(name for name in translated if name in exported)
     pairs = [name for name in translated if dataset.pair(name).examples.get(split)]

@@ -40,7 +40,7 @@ def test_an_export_of_pairs_without_lines_is_refused():
         directory="data", pair=lambda name: types.SimpleNamespace(examples=examples[name])
     )
     model_dir = types.SimpleNamespace(translated_pairs=tuple(examples))
-    model_dir.for_dataset = lambda _: model_dir
+    model_dir.for_test_set = lambda data: (model_dir, data)
     assert comparable_pairs(model_dir, dataset, "test") == ["qna-en", "qni-en"]
     assert comparable_pairs(model_dir, dataset, "test", ("qne-en", "qni-en")) == ["qni-en"]
     with pytest.raises(ValueError, match=r"no test lines of .*\(qne-en\)"):

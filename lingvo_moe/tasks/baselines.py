@@ -5,37 +5,31 @@ DIRECTORY/data-KEY/PAIR  a pair's data with its own vocabulary; KEY is of the da
 DIRECTORY/report         their report, which `evaluate` compares with
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.fields import FROM_DATA, list_of
+from lingvo_moe.core.fields import list_of
 from lingvo_moe.core.files import check_file_name, check_output, maker_of, new_directory
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.corpora import write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
 from lingvo_moe.data.normalization import NORMALIZATIONS
-from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.prepare import prepare
 from lingvo_moe.data.prepare_params import PrepareParams
-from lingvo_moe.data.records import Example
-from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import REPORT_FILE, Report, load_report
-from lingvo_moe.tasks.choice_on_dev import check_comparable, check_dev_lines
 from lingvo_moe.tasks.evaluation import load_translator, references_of, translate_split
 from lingvo_moe.tasks.floor import train_texts
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.recipe import recipe, with_values
 from lingvo_moe.tasks.training import TrainingJob, run_training, train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
@@ -43,6 +37,7 @@ from lingvo_moe.tasks.translator import Translator
 MAKER = "lingvo-moe-baselines"
 _DATA = "data-"  # prefix of the directories of data, which are beside those of models
 _ANY_LENGTH = 100_000  # tokens; rows of batches have their own limit
+_BY_CHRF = '--set="train.best_by=DevChrf()" --set=train.dev_bleu_sentences=300'
 
 
 def train_baselines(
@@ -54,8 +49,7 @@ def train_baselines(
     """Trains and scores a bilingual model for each pair; the same call resumes.
 
     With several jobs each pair is trained with the model of each, and the best one on dev, by
-    `train.best_by`, is scored. All arguments are checked before the training starts. An earlier
-    report of these pairs is replaced.
+    `train.best_by`, is scored. An earlier report of these pairs is replaced.
 
     Args:
         jobs: what to train; they differ in the model, and their logdir is the DIRECTORY above.
@@ -65,11 +59,11 @@ def train_baselines(
             the model's sizes, instead of that of the dataset.
 
     Raises:
-        ValueError, OSError: a DIRECTORY that another tool made, an unknown or repeated pair, one
-            without training examples that fit a row, no lines in the split, no dev lines to choose
-            the best by, models whose results on dev cannot be compared, files in DIRECTORY/report
-            that this function did not make, a report there with pairs that are not in pairs, a
-            vocabulary that cannot be trained, or as `train_model`.
+        ValueError, OSError: a DIRECTORY that another tool made, an unknown or repeated pair, no
+            lines in the split, no dev lines to choose the best model by, models whose results on
+            dev cannot be compared, files in DIRECTORY/report that this function did not make, a
+            report there with pairs that are not in pairs, a vocabulary that cannot be trained, or
+            as `train_model`.
         SystemExit: a signal stopped the training.
     """
     dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
@@ -79,12 +73,22 @@ def train_baselines(
     pairs = list_of(pairs, "pairs") or _with_train_lines(jobs[0], report)
     pairs = list(references_of(dataset, split, pairs, report))
     _check_earlier_report(output, pairs)
-    models = _checked(jobs, pairs, own_vocabulary)
-    chosen = _best_of_each([(model, _train(model)) for model in models], pairs, report)
-    outputs = translate_split(_translators(chosen), dataset, split, report)
-    outputs = [_told(one, chosen[one.pair], len(models) > 1) for one in outputs]
-    names = [model.name for model in models]
-    name = f"best of {', '.join(names)}" if len(models) > 1 else names[0]
+    names = [job.model for job in jobs]
+    _check_names(names)
+    runs = {pair: [_run(job, pair, own_vocabulary) for job in jobs] for pair in pairs}
+    for pair, tried in runs.items():
+        _check_comparable(pair, tried)
+    found = _train(runs)
+    chosen = {pair: _best(pair, tried, found, report) for pair, tried in runs.items()}
+    outputs = [
+        dataclasses.replace(
+            one,
+            train_examples=_examples(chosen[one.pair])[one.pair],
+            model=chosen[one.pair].model if len(jobs) > 1 else one.model,
+        )
+        for one in translate_split(_translators(chosen), dataset, split, report)
+    ]
+    name = f"best of {', '.join(names)}" if len(jobs) > 1 else names[0]
     with new_directory(output, MAKER, overwrite=True) as directory:
         return write_report(outputs, directory, model=name, checkpoint_step=None, split=split)
 
@@ -113,28 +117,8 @@ def _check_earlier_report(output: Path, pairs: Sequence[str]) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Model:
-    """One of the models that each pair is trained with.
-
-    Attributes:
-        name: of the model.
-        label: the begin of its lines of progress.
-        params: pair -> params; those of a logdir that exists may differ from the others.
-        runs: pair -> its training.
-    """
-
-    name: str
-    label: str
-    params: Mapping[str, TranslationParams]
-    runs: Mapping[str, TrainingJob]
-
-
-def _checked(
-    jobs: Sequence[TrainingJob], pairs: Sequence[str], own_vocabulary: bool
-) -> list[_Model]:
-    """The models; raises the errors that must come before hours of training."""
-    names, several = [job.model for job in jobs], len(jobs) > 1
+def _check_names(names: Sequence[str]) -> None:
+    """Raises ValueError if a model's name is repeated, or cannot name its directory."""
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
             f"Each --model must be different; repeated: {', '.join(repeated)}. In Python, give "
@@ -147,76 +131,54 @@ def _checked(
                 f"{name!r} cannot name a bilingual model, because {IN_OUTPUT} and {_DATA}* beside "
                 f"the models are the report and data. Give another name."
             )
-    models = [_model(job, pairs, several) for job in jobs]
-    if several:
-        for pair in pairs:
-            given = [model.params[pair] for model in models]
-            prepared = {_preparation(jobs[0].dataset, params) for params in given}
-            known = [with_values(p, recipe(jobs[0].dataset, p)) for p in given]
-            check_comparable(names, known, not own_vocabulary or len(prepared) == 1)
-    every = [params for model in models for params in model.params.values()]
-    check_dev_lines(jobs[0].dataset, pairs, every, several)
-    if own_vocabulary:
-        models = [_with_own_data(of, one.logdir) for of, one in zip(models, jobs, strict=True)]
-    else:
-        _check_room(models, jobs[0].dataset)
-    for pair, run in (one for model in models for one in model.runs.items()):
-        _check_logdir(run, jobs[0], own_vocabulary)
-        _check_rows(run, pair, several)
-    return models
 
 
-def _model(job: TrainingJob, pairs: Sequence[str], several: bool) -> _Model:
-    """A job's model, trained on the job's data."""
-    label = f"{job.model} " if several else ""
-    runs = {
-        pair: dataclasses.replace(
-            job,
-            logdir=_logdir(job, pair),
-            overrides=[*job.overrides, f"input.pairs={(pair,)!r}"],
-        )
-        for pair in pairs
-    }
-    for run in runs.values():
-        check_new_logdir(run.logdir)
-    params = {
-        pair: ModelDir.params_for_training(run.logdir, run.model, run.overrides, run.params)
-        for pair, run in runs.items()
-    }
-    return _Model(job.model, label, params, runs)
+def _run(job: TrainingJob, pair: str, own_vocabulary: bool) -> TrainingJob:
+    """What trains a pair alone; errors name the pair."""
+    logdir = job.logdir / job.model / pair
+    check_new_logdir(logdir)
+    try:
+        texts = [*job.overrides, f"input.pairs={(pair,)!r}"]
+        run = dataclasses.replace(job, logdir=logdir, overrides=texts)
+        params = ModelDir.params_for_training(logdir, run.model, run.overrides, run.params)
+        if own_vocabulary:
+            own = _own_data(run, pair, params, job.logdir)
+            run = dataclasses.replace(run, dataset=own)
+        _model_dir(run).params.input.mixture(run.dataset)
+        return run
+    except ValueError as error:
+        raise ValueError(f"{pair}: {error} Or leave the pair out, with --pairs.") from error
 
 
-def _logdir(job: TrainingJob, pair: str) -> Path:
-    """Where a pair's model is trained."""
-    return job.logdir / job.model / pair
-
-
-def _with_own_data(model: _Model, output: Path) -> _Model:
-    """The model, trained on data in output with vocabularies of each pair's own."""
-    for pair, params in model.params.items():
-        _check_normalization(model.runs[pair].dataset, model.name, params)
-        if params.input.corpora:
-            raise ValueError(
-                f"{pair}: with --own_vocabulary a model has no further corpora, because they have"
-                f" another vocabulary. Pass --set=input.corpora=() or leave out --own_vocabulary."
+def _own_data(run, pair, params, output) -> Dataset:
+    """A dataset of one pair, with vocabularies of its own; made if it is not there."""
+    dataset = run.dataset
+    wanted = _preparation(dataset, run.model, params)
+    key = hashlib.sha256(f"{dataset.sha256} {wanted}".encode()).hexdigest()[:12]
+    directory = output / f"{_DATA}{key}" / pair
+    if not (directory / DATASET_FILE).exists():
+        run.report(f"{pair}: a dataset with a vocabulary of its own")
+        splits = [split for split in SPLITS if dataset.pair(pair).examples.get(split)]
+        with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
+            corpus = Path(scratch) / "corpus"
+            write_corpus(corpus, {split: _texts(dataset, split, pair) for split in splits})
+            quiet: dict[str, Any] = {"card": False, "report": lambda line: None}
+            made = prepare(corpus, directory, wanted, overwrite=True, **quiet)
+        before, after = (of.pair(pair).examples[SPLITS[0]] for of in (dataset, made))
+        if after < before:
+            run.report(
+                f"{pair}: {before - after} of {before} train lines are left out; after "
+                f"normalization they repeat others, or sources of dev and test."
             )
-    runs = {}
-    for pair, run in model.runs.items():
-        wanted = _preparation(run.dataset, model.params[pair])
-        key = hashlib.sha256(f"{run.dataset.sha256} {wanted}".encode()).hexdigest()[:12]
-        home = output / f"{_DATA}{key}"
-        with lock.hold(home, f".{pair}.lock", wait=True):
-            if not (home / pair / DATASET_FILE).exists():
-                with _named(pair):
-                    _prepare_alone(run, pair, home / pair, wanted)
-        runs[pair] = dataclasses.replace(run, dataset=Dataset.load(home / pair))
-    return dataclasses.replace(model, runs=runs)
+    return Dataset.load(directory)
 
 
-def _check_normalization(dataset, name, params):
-    """Raises ValueError if a vocabulary for both sides would not read sources as they are tested.
+def _preparation(dataset: Dataset, name: str, params: TranslationParams) -> PrepareParams:
+    """How a pair of the dataset is prepared for a model.
 
-    The dataset has train sources only in normalized form, so they cannot be normalized otherwise.
+    Raises:
+        ValueError: a vocabulary for both sides would not read sources as they are tested. The
+            dataset has train sources only in normalized form.
     """
     rules = [getattr(dataset, f"{side}_vocabulary").normalization for side in SIDES]
     if params.joint_vocab and len(set(rules)) > 1:
@@ -225,23 +187,10 @@ def _check_normalization(dataset, name, params):
             f" the normalization {rules[0]} and targets {rules[1]}. Prepare the text with"
             f" --joint_vocab, or leave out --own_vocabulary."
         )
-
-
-@contextlib.contextmanager
-def _named(pair: str) -> Iterator[None]:
-    """Errors in the block begin with the pair."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{pair}: {error} Or leave the pair out, with --pairs.") from error
-
-
-def _preparation(dataset: Dataset, params: TranslationParams) -> PrepareParams:
-    """How a pair of the dataset is prepared for a model."""
     known: dict[str, Any] = {  # imported vocabularies may have a normalization of their own
         f"{side}_normalization": rule
-        for side in SIDES
-        if (rule := getattr(dataset, f"{side}_vocabulary").normalization) in NORMALIZATIONS
+        for side, rule in zip(SIDES, rules, strict=True)
+        if rule in NORMALIZATIONS
     }
     return PrepareParams(
         source_vocab_size=params.source_vocab_size,
@@ -252,101 +201,6 @@ def _preparation(dataset: Dataset, params: TranslationParams) -> PrepareParams:
         max_length=_ANY_LENGTH,
         **known,
     )
-
-
-def _check_room(models, dataset):
-    """Raises ValueError if a model has fewer pieces than the dataset."""
-    sizes = {side: getattr(dataset, f"{side}_vocabulary").size for side in SIDES}
-    for model in models:
-        for params in model.params.values():
-            rooms = {side: getattr(params, f"{side}_vocab_size") for side in SIDES}
-            if any(rooms[side] is not FROM_DATA and sizes[side] > rooms[side] for side in SIDES):
-                flags = " ".join(f"--set={side}_vocab_size={sizes[side]}" for side in SIDES)
-                raise ValueError(
-                    f"The vocabularies of the dataset have {sizes['source']} and"
-                    f" {sizes['target']} pieces; {model.name} has room for {rooms['source']} and"
-                    f" {rooms['target']}. Pass --own_vocabulary, which trains vocabularies for"
-                    f" each pair that fit the model, or {flags}."
-                )
-
-
-def _check_logdir(run, job, own_vocabulary):
-    """Raises ValueError if the run of a job cannot be trained, or resumed in its logdir."""
-    try:
-        _model_dir(run).params.input.mixture(run.dataset)
-    except ValueError as error:
-        begun = run.logdir / "source.model"
-        if begun.exists() and Vocabulary.load(begun).sha256 != run.dataset.hashes["source"]:
-            raise ValueError(_other_vocabulary(begun, job, own_vocabulary)) from error
-        raise
-
-
-def _check_rows(run: TrainingJob, pair: str, several: bool) -> None:
-    """Raises ValueError if no example to train with, or to choose with, fits a row."""
-    params = _model_dir(run).params
-    given = params.input
-    shape = Shape(given.batch_size, given.source_length, given.target_length)
-    examples: dict[str, Iterable[Example]] = {
-        "train": (
-            stream.with_tag(stream.example(i))
-            for stream in given.mixture(run.dataset).streams
-            for i in range(stream.size)
-        )
-    }
-    if several or params.train.best_by.needs_translations:
-        examples["dev"] = run.dataset.examples("dev", pair)
-    for split, found in examples.items():
-        if not any(map(shape.has_room, found)):
-            raise ValueError(
-                f"{pair}: no {split} example fits rows of {shape.source_length} and "
-                f"{shape.target_length} tokens. Raise input.source_length and "
-                f"input.target_length, or leave the pair out, with --pairs."
-            )
-
-
-def _other_vocabulary(begun: Path, job: TrainingJob, own_vocabulary: bool) -> str:
-    """The message of an error: a logdir was begun with another vocabulary than that of the run.
-
-    Args:
-        begun: the logdir's source vocabulary.
-        job: the job of all pairs; its logdir contains the logdirs of the pairs.
-        own_vocabulary: whether the pair has a vocabulary of its own now.
-    """
-    flags = "--noown_vocabulary", "--own_vocabulary"
-    if own_vocabulary:
-        others = [job.dataset.source_vocabulary.model_bytes]
-    else:
-        found = job.logdir.glob(f"{_DATA}*/{begun.parent.name}/{begun.name}")
-        others = [path.read_bytes() for path in found]
-    if begun.read_bytes() in others:
-        now, then = flags[own_vocabulary], flags[not own_vocabulary]
-        return (
-            f"{begun.parent} was begun with {then}, and now the call has {now}. Pass {then} again,"
-            f" or give another --output."
-        )
-    return (
-        f"{begun.parent} was begun with another vocabulary, from other data. Give the --data that"
-        f" it was begun with, or another --output."
-    )
-
-
-def _prepare_alone(run, pair, directory, params):
-    """Makes a dataset of one pair of the run's dataset."""
-    dataset = run.dataset
-    run.report(f"{pair}: a dataset with a vocabulary of its own")
-    splits = [split for split in SPLITS if dataset.pair(pair).examples.get(split)]
-    with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
-        corpus = Path(scratch) / "corpus"
-        write_corpus(corpus, {split: _texts(dataset, split, pair) for split in splits})
-        made = prepare(
-            corpus, directory, params, card=False, overwrite=True, report=lambda line: None
-        )
-    before, after = (of.pair(pair).examples[SPLITS[0]] for of in (dataset, made))
-    if after < before:
-        run.report(
-            f"{pair}: {before - after} of {before} train lines are left out; after normalization"
-            f" they repeat others, or sources of dev and test."
-        )
 
 
 def _texts(dataset, split, pair) -> Iterator[tuple[str, str, str]]:
@@ -360,47 +214,45 @@ def _texts(dataset, split, pair) -> Iterator[tuple[str, str, str]]:
             yield from ((pair, one.source_text, one.target_text) for one in examples)
 
 
-def _best_of_each(trained, pairs, report) -> dict[str, tuple[str, TrainingJob]]:
-    """pair -> (name of its best model, the training).
-
-    Args:
-        trained: (model, pair -> what train.best_by minimizes) of each model.
-        pairs: to choose for.
-        report: takes a line for each pair, if there are several models.
-    """
-    chosen = {}
-    for pair in pairs:
-        best, _ = min(trained, key=lambda one: one[1][pair])
-        chosen[pair] = best.name, best.runs[pair]
-        if len(trained) > 1:
-            by = best.params[pair].train.best_by
-            tried = ", ".join(f"{model.name} {by.text(losses[pair])}" for model, losses in trained)
-            report(f"{pair}: {best.name} is chosen by {by.name} ({tried})")
-    return chosen
-
-
-def _told(output, chosen, several):
-    """A pair's translations with the number of its training examples and the chosen model."""
-    name, run = chosen
-    params = _model_dir(run).params
-    count = params.input.mixture(run.dataset).examples[output.pair]
-    told = dataclasses.replace(output, train_examples=count)
-    return dataclasses.replace(told, model=name) if several else told
+def _check_comparable(pair: str, runs: Sequence[TrainingJob]) -> None:
+    """Raises ValueError if the results of several models of a pair on dev cannot be compared."""
+    if len(runs) == 1:
+        return
+    if not runs[0].dataset.pair(pair).examples.get("dev"):
+        raise ValueError(
+            f"{pair} has no dev lines, by which the best model is chosen. Leave it out, with "
+            f"--pairs, or pass one --model."
+        )
+    made = [_model_dir(run) for run in runs]
+    measures = []
+    for one in made:
+        of, by = one.params, one.params.train.best_by
+        lines = of.input.source_length, of.input.target_length, one.hashes["target"]
+        measures.append((by, of.train.dev_bleu_sentences if by.needs_translations else lines))
+    if len(set(measures)) > 1:
+        raise ValueError(
+            f"{pair}: {', '.join(one.model for one in made)} cannot be compared on dev. They need "
+            f"the same train.best_by and train.dev_bleu_sentences; and for DevLoss() the same rows "
+            f"and vocabulary. Pass {_BY_CHRF}."
+        )
 
 
 def _model_dir(run):
     return ModelDir.for_training(run.logdir, run.model, run.overrides, run.dataset, run.params)
 
 
-def _train(model: _Model) -> dict[str, float]:
-    """Trains the unfinished runs; returns by pair the lowest value that train.best_by found.
+def _examples(run) -> Mapping[str, int]:
+    """Pair -> number of training examples, also in further corpora."""
+    return _model_dir(run).params.input.mixture(run.dataset).examples
 
-    Pairs with vocabularies of equal size and equal params share the compiled step: only the data
-    and the initial state change.
-    """
+
+def _train(runs: Mapping[str, Sequence[TrainingJob]]) -> dict[Path, float]:
+    """Trains the unfinished runs; returns by logdir the lowest value that train.best_by found."""
     losses, runtimes = {}, _Runtimes(train_step)
-    for i, (pair, run) in enumerate(_by_vocabulary(model.runs.items())):
-        prefix = f"[{model.label}{i + 1}/{len(model.runs)} {pair}] "
+    every = _by_vocabulary((pair, run) for pair, tried in runs.items() for run in tried)
+    for i, (pair, run) in enumerate(every, start=1):
+        label = f"{run.model} " if len(runs[pair]) > 1 else ""
+        prefix = f"[{label}{i}/{len(every)} {pair}] "
         with lock.hold(run.logdir):
             model_dir = _model_dir(run)
             result = run_training(
@@ -410,14 +262,24 @@ def _train(model: _Model) -> dict[str, float]:
                 lambda line, prefix=prefix, run=run: run.report(prefix + line),
                 input_workers=run.input_workers,
             )
-        losses[pair] = result.best_loss
+        losses[run.logdir] = result.best_loss
     return losses
+
+
+def _best(pair, runs, losses, report) -> TrainingJob:
+    """The run with the best model of a pair."""
+    best = min(runs, key=lambda run: losses[run.logdir])
+    if len(runs) > 1:
+        by = _model_dir(best).params.train.best_by
+        tried = ", ".join(f"{run.model} {by.text(losses[run.logdir])}" for run in runs)
+        report(f"{pair}: {best.model} is chosen by {by.name} ({tried})")
+    return best
 
 
 def _translators(chosen) -> Iterator[tuple[str, Translator]]:
     """(pair, its translator); pairs of equal models use one runtime, one after another."""
     runtimes = _Runtimes(lambda task: None)
-    for pair, run in _by_vocabulary((pair, run) for pair, (_, run) in chosen.items()):
+    for pair, run in _by_vocabulary(chosen.items()):
         model_dir = ModelDir.open(run.logdir)
         yield pair, load_translator(model_dir, runtimes.of(run, model_dir.task))[0]
 
@@ -429,9 +291,11 @@ class _Runtimes:
     their vocabularies and their params are equal, except for `input.pairs`.
     """
 
-    def __init__(self, step):
+    def __init__(self, step: Callable[[TranslationTask], Any]):
         """`step` makes the step of a task."""
-        self._step, self._key, self._made = step, None, None
+        self._step = step
+        self._key: Any = None
+        self._made: Any = None
 
     def of(self, run: TrainingJob, task: TranslationTask) -> Any:
         """The runtime of a run; the one before is freed if it is another."""
@@ -444,6 +308,6 @@ class _Runtimes:
         return self._made
 
 
-def _by_vocabulary(runs):
+def _by_vocabulary(runs: Iterable[tuple[str, TrainingJob]]) -> list[tuple[str, TrainingJob]]:
     """(pair, run), those with equal models and sizes of vocabularies in a row."""
     return sorted(runs, key=lambda one: (one[1].model, -one[1].dataset.target_vocabulary.size))

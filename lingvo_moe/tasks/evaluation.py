@@ -1,7 +1,6 @@
 """Evaluates a trained model on a split: checks everything, translates, writes the report."""
 
 import dataclasses
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -174,29 +173,6 @@ def references_of(
             f"split or other pairs."
         )
     return found
-
-
-def next_command(model_dir: ModelDir, dataset: Dataset) -> str:
-    """The command to suggest after training.
-
-    It scores the model on test lines, or on dev lines if there are none. Without either it
-    translates a sentence.
-
-    Args:
-        model_dir: the trained model.
-        dataset: the data that it was trained on.
-    """
-    logdir, data = (shlex.quote(str(path)) for path in (model_dir.path, dataset.directory))
-    logdir, trained = f"--logdir={logdir}", model_dir.translated_pairs
-    for split, flag in (("test", ""), ("dev", " --split=dev")):
-        if any(pair.examples.get(split) for pair in dataset.pairs if pair.name in trained):
-            return (
-                f"lingvo-moe-evaluate --model={model_dir.model} {logdir} --data={data}"
-                f" --output=DIR{flag}"
-            )
-    source, target = model_dir.some_languages
-    of = f" --source_language={source}" if model_dir.task.needs_source_language else ""
-    return f"lingvo-moe-translate {logdir}{of} --to={target} 'a sentence'"
 
 
 def count_trained_on(
@@ -383,7 +359,7 @@ def record_routing(
             input.source_length and target_length, or there is no checkpoint.
         OSError: the checkpoint is damaged.
     """
-    model_dir = model_dir.for_dataset(dataset)
+    model_dir, dataset = model_dir.for_test_set(dataset)
     runtime = make_runtime(model_dir.task, None)
     load_translator(model_dir, runtime, step)
     batches = list(eval_batches(dataset, split, model_dir.params.input))

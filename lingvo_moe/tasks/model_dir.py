@@ -1,9 +1,7 @@
 """A logdir: one model with its vocabularies and checkpoints."""
 
 import dataclasses
-import itertools
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +113,6 @@ class ModelDir:
         chosen = recipe(dataset, params)
         params = with_values(params, chosen)
         check_readable(params)
-        params.init.check_effect()
         seen, forms = list(params.input.mixture(dataset).examples), dataset.forms
         if params.init.logdir:
             first = ModelDir.open(Path(params.init.logdir))
@@ -214,21 +211,11 @@ class ModelDir:
             ) from error
 
     def check_dataset(self, dataset: Dataset) -> None:
-        """Checks that a dataset has this model's vocabularies, pairs and tags.
+        """Checks that a dataset has this model's vocabularies and tags.
 
         Raises:
-            ValueError: the vocabularies, the language pairs or the sides with tags differ.
+            ValueError: the vocabularies or the sides with tags differ.
         """
-        self._check_text(dataset)
-        names = tuple(pair.name for pair in dataset.pairs)
-        if self.pairs and names != self.pairs:
-            raise ValueError(
-                f"Dataset {dataset.directory} has pairs {', '.join(names)}; {self.path} was "
-                f"trained on {', '.join(self.pairs)}."
-            )
-
-    def _check_text(self, dataset):
-        """Raises ValueError if vocabularies or the sides with tags differ."""
         for side in SIDES:
             theirs = dataset.hashes[side]
             if theirs != self.hashes[side]:
@@ -240,18 +227,8 @@ class ModelDir:
                 )
         self._check_tags(dataset)
 
-    def for_dataset(self, dataset: Dataset) -> "ModelDir":
-        """This model with the language pairs of the dataset, if it has none (imported models).
-
-        Raises:
-            ValueError: as `check_dataset`.
-        """
-        self.check_dataset(dataset)
-        pairs = self.pairs or tuple(pair.name for pair in dataset.pairs)
-        return dataclasses.replace(self, pairs=pairs)
-
     def for_test_set(self, dataset: Dataset) -> tuple["ModelDir", Dataset]:
-        """This model and a dataset to evaluate it on, which may have fewer or other pairs.
+        """This model and a dataset to use it with, which may have fewer or other pairs.
 
         Returns:
             The model, with the pairs of the dataset if it has none (imported models), and the
@@ -260,9 +237,10 @@ class ModelDir:
         Raises:
             ValueError: the vocabularies or the sides with tags differ, or no pair is the model's.
         """
+        self.check_dataset(dataset)
         if not self.pairs:
-            return self.for_dataset(dataset), dataset
-        self._check_text(dataset)
+            names = tuple(pair.name for pair in dataset.pairs)
+            return dataclasses.replace(self, pairs=names), dataset
         pairs = tuple(
             dataclasses.replace(pair, index=self.pairs.index(pair.name))
             for pair in dataset.pairs
@@ -436,7 +414,6 @@ class ModelDir:
         def average(newest):
             nonlocal found
             steps = averaging.steps(checkpoints.steps(), newest.step)
-            self._warn_of_gaps(steps)
             before = [checkpoints.read(other).tensors for other in steps[:-1]]
             found = dataclasses.replace(newest, tensors=averaging([*before, newest.tensors]))
             use(found)
@@ -444,33 +421,8 @@ class ModelDir:
         checkpoints.read(step, average)
         return found
 
-    def _warn_of_gaps(self, steps):
-        """Warns if checkpoints between those of an average have been removed."""
-        train = self.params.train
-        every = min(train.checkpoint_every, train.eval_every)
-        if any(later - earlier > every for earlier, later in itertools.pairwise(steps)):
-            logging.warning(
-                "averaging=%s averages the checkpoints of steps %s. Training saved one every %s "
-                "steps, but some between them are removed. Give a smaller n, or train with a "
-                "larger train.keep_checkpoints.",
-                self.params.averaging,
-                ", ".join(map(str, steps)),
-                every,
-            )
-
     def fingerprint(self, step: int) -> dict[str, str]:
-        """Name -> value of all that translations depend on: step, checksums and params.
-
-        Args:
-            step: of the checkpoint.
-        """
-        params = to_fields(self.params).items()
-        used = {name: text for name, text in params if not name.startswith(_OF_SPEED)}
-        fitted = {"fitted": str(self.at_step(step).fitted)}
-        return {"step": str(step)} | self.checksums(step) | used | fitted
-
-    def checksums(self, step: int) -> dict[str, str]:
-        """SHA-256 of the files, other than model.json, that translations depend on, by name.
+        """Name -> value of all that translations depend on: step, SHA-256 of files, and params.
 
         Args:
             step: of the checkpoint; its index, and that of others that are averaged with it, has a
@@ -479,18 +431,18 @@ class ModelDir:
         Raises:
             ValueError: params.averaging needs checkpoints that are not there.
         """
-        if self.weights_path.exists():
-            files = {"weights": self.weights_path}
-        else:
+        files = [self.weights_path]
+        if not self.weights_path.exists():
             averaged = self.params.averaging.steps(self.checkpoints.steps(), step)
-            files = {f"weights-{other}": self.checkpoints.index(other) for other in averaged[:-1]}
-            files["weights"] = self.checkpoints.index(step)
+            files = [self.checkpoints.index(other) for other in averaged]
         if self.params.decoding.shortlist and self.shortlist_path.exists():
-            files["shortlist"] = self.shortlist_path
-        digests = {}
-        for name, path in files.items():
-            digests[name] = digest_of(path)
-        return digests
+            files.append(self.shortlist_path)
+        params = to_fields(self.params).items()
+        return {
+            "step": str(step),
+            "files": " ".join(map(digest_of, files)),
+            "fitted": str(self.at_step(step).fitted),
+        } | {name: text for name, text in params if not name.startswith(_OF_SPEED)}
 
     def _check_same_data(self, dataset):
         self.check_dataset(dataset)
@@ -523,13 +475,10 @@ class ModelDir:
         sizes = {f"{side}_vocab_size": one.size for side, one in self.vocabularies.items()}
         rooms = {name: getattr(self.params, name) for name in sizes}
         if large := [name for name in sizes if sizes[name] > rooms[name]]:
-            sides = " and ".join(name.partition("_")[0] for name in large)
+            flags = " ".join(f"--set={name}={sizes[name]}" for name in large)
             raise ValueError(
-                f"The dataset has more {sides} pieces than {self.model} has room for. Pass "
-                f"{' '.join(f'--set={name}={sizes[name]}' for name in large)}, or prepare the data "
-                f"with {' '.join(f'--{name}={rooms[name]}' for name in large)}. If you "
-                f"prepare with --extend, use a smaller --new_pieces, and name the languages as the "
-                f"old model does."
+                f"The dataset has more pieces than {self.model} has room for. Pass {flags}, or "
+                f"prepare the data with fewer pieces."
             )
 
 

@@ -65,26 +65,16 @@ class TestWhatIsRead:
     @pytest.mark.parametrize(
         ("name", "cure"),
         [
-            (
-                "config.json",
-                "If it is a model of Hugging Face, make a logdir of it: lingvo-moe-imp",
-            ),
-            ("saved_model.pb", "It is a SavedModel. Give the logdir that was exported, or export"),
-            ("dataset.json", "It is a dataset of lingvo-moe-prepare, for --data"),
-            ("x", "Train a model there first"),
+            ("config.json", "lingvo-moe-import"),
+            ("saved_model.pb", "a SavedModel"),
+            ("dataset.json", "for --data"),
+            ("x", "Train a"),
         ],
     )
     def test_a_directory_that_is_no_logdir(self, tmp_path, name, cure):
         (tmp_path / name).touch()
-        with pytest.raises(ValueError, match=f"is no logdir: it has no model.json. {cure}"):
+        with pytest.raises(ValueError, match=cure):
             ModelDir.open(tmp_path)
-
-    @pytest.mark.parametrize("place", ["a/checkpoints/step_00000001", "a/checkpoints", "."])
-    def test_a_directory_beside_a_logdir(self, tmp_path, place):
-        (tmp_path / "a/checkpoints/step_00000001").mkdir(parents=True)
-        (tmp_path / "a/model.json").touch()
-        with pytest.raises(ValueError, match=f"Did you mean {tmp_path / 'a'}\\?"):
-            ModelDir.open(tmp_path / place)
 
     def test_params_hold_whatever_the_registry_says_later(self, logdir, monkeypatch):
         params, translations = ModelDir.open(logdir).params, _translations(logdir)
@@ -113,15 +103,14 @@ class TestWhatIsRead:
     @pytest.mark.parametrize(
         ("text", "path"),
         [
-            ("model.moe.gating=Switch()", r"model\.moe\.gating=Top2, but --set gives Switch"),
-            ("model.num_heads=4", r"model\.num_heads=2, but --set gives 4"),
-            ("model.moe=None", r"model\.moe=MoEParams, but --set gives None"),
-            ("source_vocab_size=600", r"source_vocab_size=512"),
-            ("input.pairs=('qna-en',)", r"input\.pairs=\(\), but"),
+            ("model.moe.gating=Switch()", "gives Switch"),
+            ("model.num_heads=4", "num_heads=2"),
+            ("model.moe=None", "gives None"),
+            ("input.pairs=('qna-en',)", "input.pairs"),
         ],
     )
     def test_the_trained_function_may_not(self, logdir, text, path):
-        with pytest.raises(ValueError, match=path + r".*; it cannot change after training\."):
+        with pytest.raises(ValueError, match=path):
             ModelDir.open(logdir).with_overrides([text])
 
     @pytest.mark.parametrize("text", ["", "[]", "null", "{", '"text"'])
@@ -133,17 +122,13 @@ class TestWhatIsRead:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"format": 99}, r"is of format 99; this version of lingvo_moe reads 2\."),
-            ({"format": [2]}, r"is of format \[2\]"),
-            ({"model": 3}, "'model' must be str, got 3"),
-            ({"pairs": "de-en"}, r"'pairs' must be list\[str\]"),
-            ({"pairs": ["../../x-en"]}, "cannot name a language pair"),
-            ({"seen_pairs": "de-en"}, r"'seen_pairs' must be list\[str\]"),
-            ({"seen_pairs": ["../../x-en"]}, "cannot name a language pair"),
-            ({"tags": {"en": 100_000}}, r"the tag of 'en' is 100000; the source vocabulary has"),
-            ({"vocabularies": {}}, "vocabularies has no field 'source'"),
-            ({"params": []}, r"'params' must be dict\[str, str\]"),
-            ({"params": {}}, r"model\.json: TranslationParams: .*missing"),
+            ({"format": 99}, "format 99"),
+            ({"model": 3}, "'model' must"),
+            ({"pairs": "de-en"}, "'pairs' must"),
+            ({"seen_pairs": ["../../x-en"]}, "cannot name"),
+            ({"tags": {"en": 100_000}}, "is 100000"),
+            ({"vocabularies": {}}, "field 'source'"),
+            ({"params": {}}, "missing"),
         ],
     )
     def test_a_model_json_of_something_else(self, logdir, changes, message):
@@ -153,12 +138,12 @@ class TestWhatIsRead:
 
     @pytest.mark.parametrize(
         ("content", "message"),
-        [(b"", "it is empty"), (None, "is not the vocabulary that the data was prepared")],
+        [(b"", "it is empty"), (None, "not the")],
     )
     def test_vocabularies_are_verified(self, logdir, content, message):
         other = (logdir / "source.model").read_bytes()
         (logdir / "target.model").write_bytes(other if content is None else content)
-        with pytest.raises(ValueError, match=rf"target\.model .*{message}"):
+        with pytest.raises(ValueError, match=message):
             ModelDir.open(logdir)
 
 
@@ -181,13 +166,6 @@ class TestSeenPairs:
         made = ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], data)
         assert made.some_languages == ("qnu", "en")
         assert made.task.task_id(*made.some_languages) == 1
-
-    def test_a_logdir_of_an_earlier_version_does_not_have_them(self, tmp_path):
-        ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], without("train", "qta-en"))
-        fields = json.loads((tmp_path / "model.json").read_text())
-        del fields["seen_pairs"]
-        (tmp_path / "model.json").write_text(json.dumps(fields))
-        assert len(ModelDir.open(tmp_path).task.trained_tasks) == 4
 
     def test_those_of_the_model_that_training_starts_from_count(self, tmp_path):
         texts = [*SHRINK, self.ROUTER]
@@ -218,41 +196,30 @@ class TestGoingOn:
         assert to_fields(ModelDir.open(logdir).params)["train.max_steps"] == "9"
 
     @pytest.mark.parametrize(
-        ("text", "values"),
+        ("text", "value"),
         [
-            ("model.moe.gating=Switch()", "model.moe.gating=Top2, but --set gives Switch;"),
-            ("model.hidden_dim=48", "model.hidden_dim=32, but --set gives 48;"),
-            ("model.dropout_rate=0.3", "model.dropout_rate=0.1, but --set gives 0.3;"),
-            ("train.seed=2", "train.seed=1, but --set gives 2;"),
-            ("input.batch_size=8", "input.batch_size=4, but --set gives 8;"),
-            ("input.temperature=1", "input.temperature=5.0, but --set gives 1.0;"),
-            ("input.pairs=('qna-en',)", "input.pairs=(), but --set gives ('qna-en',);"),
-            (
-                "optimizer=Lion(schedule=InverseSquareRoot())",
-                "optimizer=Adafactor, but --set gives Lion;",
-            ),
+            ("model.moe.gating=Switch()", "gives Switch"),
+            ("model.dropout_rate=0.3", "gives 0.3"),
+            ("train.seed=2", "gives 2"),
+            ("train.best_by=DevChrf()", "gives DevChrf"),
+            ("input.batch_size=8", "gives 8"),
+            ("optimizer=AdamW(schedule=InverseSquareRoot())", "gives AdamW"),
         ],
     )
-    def test_what_may_not_change_is_refused_and_changes_nothing(self, logdir, text, values):
+    def test_what_may_not_change_is_refused_and_changes_nothing(self, logdir, text, value):
         before = _contents(logdir)
-        with pytest.raises(ValueError, match="cannot change when training resumes") as error:
-            train_model(training_job(logdir, text))
-        assert f"Logdir {logdir} has a model with {values}" in str(error.value)
-        assert _contents(logdir) == before
-
-    def test_what_is_best_may_not_change(self, logdir):
-        texts = ["train.best_by=DevBleu()", "train.dev_bleu_sentences=9"]
-        with pytest.raises(ValueError, match=r"train\.best_by=DevLoss, but --set gives DevBleu"):
+        texts = [text, "train.dev_bleu_sentences=9"] if "best_by" in text else [text]
+        with pytest.raises(ValueError, match=value):
             train_model(training_job(logdir, *texts))
+        assert _contents(logdir) == before
 
     def test_bleu_of_other_lines_or_of_another_search_is_not_compared(self, tmp_path):
         by_bleu = ("train.best_by=DevBleu()", "train.dev_bleu_sentences=4")
         ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, *by_bleu], dataset())
-        with pytest.raises(ValueError, match="dev_bleu_sentences=4, but --set gives 5;"):
+        with pytest.raises(ValueError, match="gives 5"):
             ModelDir.create(tmp_path, "tiny.MoE", ["train.dev_bleu_sentences=5"], dataset())
-        for option, change in (("beam_size", "4, but --set gives 1"), ("rules", "None, but")):
-            value = {"beam_size": "1", "rules": "HuggingFace()"}[option]
-            with pytest.raises(ValueError, match=rf"decoding\.{option}={change}.* translations\."):
+        for option, value in (("beam_size", "1"), ("rules", "HuggingFace()")):
+            with pytest.raises(ValueError, match=option):
                 ModelDir.create(tmp_path, "tiny.MoE", [f"decoding.{option}={value}"], dataset())
         same = ["batch_tokens=9", "cache=Flat()", "n_best=2", "tokens=True"]
         texts = [f"decoding.{text}" for text in same]
@@ -262,14 +229,9 @@ class TestGoingOn:
     def test_a_checkpoint_that_does_not_fit_is_found_before_anything_is_written(self, logdir):
         """beta1 gives each weight a slot that the checkpoint lacks."""
         before = _contents(logdir)
-        with pytest.raises(ValueError, match="The checkpoint has no tensor 'slots/"):
+        with pytest.raises(ValueError, match="no tensor"):
             train_model(training_job(logdir, "optimizer.beta1=0.9", "train.max_steps=2"))
         assert _contents(logdir) == before
-
-    def test_a_fresh_logdir_that_is_refused_is_not_made(self, tmp_path):
-        with pytest.raises(ValueError, match="Unknown pair 'qna-fr'"):
-            train_model(training_job(tmp_path / "logdir", "input.pairs=('qna-fr',)"))
-        assert not (tmp_path / "logdir").exists()
 
     def test_a_full_disk_leaves_a_finished_model(self, logdir, monkeypatch):
         before = _contents(logdir)
@@ -278,7 +240,7 @@ class TestGoingOn:
             raise OSError(122, "Disk quota exceeded")
 
         monkeypatch.setattr(files.os, "fsync", full)
-        with pytest.raises(OSError, match=rf"{logdir} cannot be written \(.*quota exceeded"):
+        with pytest.raises(OSError, match="quota"):
             train_model(training_job(logdir, "train.max_steps=2"))
         assert _contents(logdir) == before
 
@@ -292,21 +254,10 @@ class TestData:
             train_model(training_job(logdir, dataset=changed))
         assert _contents(logdir) == before
 
-    def test_half_of_the_data(self, logdir):
-        first, *rest = dataset().pairs
-        examples = first.examples | {"train": first.examples["train"] // 2}
-        half = (dataclasses.replace(first, examples=examples), *rest)
-        message = r"is not the one that .* was trained on: its contents have the SHA-256 .*Give the"
-        self._assert_refused(logdir, dataclasses.replace(dataset(), pairs=half), message)
-
     def test_other_sentences_in_files_of_the_same_names(self, logdir):
         changed = dict.fromkeys(dataset().checksums, "0" * 64)
         other = dataclasses.replace(dataset(), checksums=changed)
-        self._assert_refused(logdir, other, "is not the one that .* was trained on")
-
-    def test_pairs_in_another_order(self, logdir):
-        other = dataclasses.replace(dataset(), pairs=dataset().pairs[::-1])
-        self._assert_refused(logdir, other, "has pairs .*; .* was trained on")
+        self._assert_refused(logdir, other, "not the")
 
     def test_a_further_corpus_is_known_by_its_contents_and_may_move(self, tmp_path, monkeypatch):
         shutil.copytree(dataset().directory, tmp_path / "mined")
@@ -321,23 +272,15 @@ class TestData:
         monkeypatch.chdir(tmp_path / "elsewhere")
         assert made("../mined").params.input.corpora[0].data == str(tmp_path / "mined")
         (tmp_path / "mined").rename(tmp_path / "moved")
-        with pytest.raises(
-            ValueError, match=r"no dataset.json.* If it was moved, give its place in"
-        ):
+        with pytest.raises(ValueError, match="was moved"):
             made()
         assert made("../moved").params.input.corpora[0].data == str(tmp_path / "moved")
         assert made().params.input.corpora[0].data == str(tmp_path / "moved")
         card = json.loads((tmp_path / "moved" / "dataset.json").read_text())
         card["checksums"] = dict.fromkeys(card["checksums"], "0" * 64)
         (tmp_path / "moved" / "dataset.json").write_text(json.dumps(card))
-        with pytest.raises(ValueError, match=r"is not the one that .* was trained on"):
+        with pytest.raises(ValueError, match="not the"):
             made()
-
-    def test_data_without_checksums_is_known_by_its_shards(self, logdir):
-        old = dataclasses.replace(dataset(), checksums={})
-        before = _contents(logdir)
-        ModelDir.create(logdir, "tiny.MoE", SHRINK, old)
-        assert _contents(logdir) == before
 
 
 def test_a_test_set_may_have_fewer_and_other_pairs(logdir):
@@ -351,55 +294,31 @@ def test_a_test_set_may_have_fewer_and_other_pairs(logdir):
     assert [(pair.name, pair.index) for pair in found.pairs] == [(names[2], 2)]
     with pytest.raises(ValueError, match=f"xx-en.*{names[0]}"):
         model_dir.for_test_set(dataclasses.replace(given, pairs=(other,)))
-    with pytest.raises(ValueError, match="has pairs"):
-        model_dir.check_dataset(dataclasses.replace(given, pairs=(some,)))
 
 
-def test_checksums_tell_weights_and_shortlists_apart(tmp_path):
+def test_a_fingerprint_has_all_that_translations_depend_on(tmp_path):
     one, same = (random_logdir(tmp_path / name, SHRINK) for name in ("one", "same"))
-    assert one.checksums(1) == same.checksums(1)
+    found = one.fingerprint(1)
+    assert found == same.fingerprint(1)
+    assert one.with_overrides(["decoding.batch_tokens=7"]).fingerprint(1) == found
+    wider = one.with_overrides(["decoding.beam_size=7"]).fingerprint(1)
+    assert wider == found | {"decoding.beam_size": "7"} != found
     runtime = Local(one.task, train_step(one.task))
     runtime.initialize(6)  # the other is of seed 5
     one.checkpoints.save(2, runtime.state())
-    assert one.checksums(2) != one.checksums(1)
+    second = one.fingerprint(2)["files"]
+    assert second != found["files"]
     averaged = one.with_overrides(["averaging=Last(n=2)"])
-    found = averaged.checksums(2)
-    assert found == one.checksums(2) | {"weights-1": one.checksums(1)["weights"]}
+    assert averaged.fingerprint(2)["files"] == f"{found['files']} {second}"
     listed = one.with_overrides(["decoding.shortlist=True"])
     listed.shortlist_path.write_bytes(b"one")
-    before = listed.checksums(1)
+    before = listed.fingerprint(1)["files"]
     listed.shortlist_path.write_bytes(b"other")
-    assert listed.checksums(1) == before | {"shortlist": listed.checksums(1)["shortlist"]} != before
-    assert "shortlist" not in one.checksums(1)
-
-
-def test_an_average_over_removed_checkpoints_is_reported(tmp_path, caplog):
-    made = random_logdir(tmp_path / "made", [*SHRINK, "train.checkpoint_every=1"])
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(6)
-    averaged = made.with_overrides(["averaging=Last(n=2)"])
-    for step in (2, 9):
-        averaged.checkpoints.save(step, runtime.state())
-        averaged.read_checkpoint(step)
-    assert len(caplog.messages) == 1
-    assert "averages the checkpoints of steps 2, 9. Training saved one every 1 steps" in caplog.text
-
-
-def test_a_fingerprint_has_all_that_translations_depend_on(logdir):
-    model = ModelDir.open(logdir)
-    found = model.fingerprint(1)
-    used = to_fields(model.params)
-    assert used.pop("decoding.batch_tokens") == "2048"
-    assert {used.pop(name) for name in [*used] if name.startswith("decoding.cache")}
-    fitted = {"fitted": str(model.fitted)}
-    assert found == {"step": "1"} | model.checksums(1) | used | fitted
-    assert model.with_overrides(["decoding.batch_tokens=7"]).fingerprint(1) == found
-    wider = model.with_overrides(["decoding.beam_size=7"]).fingerprint(1)
-    assert wider == found | {"decoding.beam_size": "7"} != found
+    assert listed.fingerprint(1)["files"] != before
 
 
 def test_a_step_that_it_does_not_have(made):
-    with pytest.raises(ValueError, match=r"no checkpoint of step 5\. Give one of its steps: 1\.$"):
+    with pytest.raises(ValueError, match="step 5"):
         ModelDir.open(made).read_checkpoint(5)
     assert ModelDir.open(made).read_checkpoint(1).step == 1
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from lingvo_moe.core import plugins
 from lingvo_moe.core.files import check_fields, read_json
-from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.params import foreign_modules, from_fields
 from lingvo_moe.tasks.params import TranslationParams
 
@@ -70,9 +69,6 @@ def _cure(path: Path) -> str:
     for other, cure in _OTHERS.items():
         if (path / other).exists():
             return cure
-    near = [one for one in (*path.parents[:2], *sorted(path.glob("*"))) if (one / FILE).exists()]
-    if near:
-        return f"Did you mean {first_of([str(one) for one in near])}?"
     return "Train a model there first."
 
 

@@ -6,10 +6,8 @@ import shutil
 import pytest
 
 from lingvo_moe import api
-from lingvo_moe.tasks.baselines import train_baselines
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.new_logdir import check_new_logdir
-from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
 
@@ -30,18 +28,6 @@ def test_a_prepared_dataset_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match=_REFUSED):
         ModelDir.for_training(data, "tiny.MoE", SHRINK, dataset())
     assert _contents(data) == before
-
-
-def test_no_baseline_is_trained_in_another_directory(tmp_path):
-    logdir = tmp_path / "tiny.Bilingual" / "qna-en"
-    logdir.mkdir(parents=True)
-    (logdir / "thesis.tex").write_text("mine")
-    before = _contents(tmp_path)
-    job = training_job(tmp_path, model="tiny.Bilingual")
-    for own in (True, False):
-        with pytest.raises(ValueError, match=_REFUSED):
-            train_baselines([job], ["qna-en"], own_vocabulary=own)
-        assert _contents(tmp_path) == before
 
 
 def test_what_an_interrupted_start_leaves_may_be_there(tmp_path):

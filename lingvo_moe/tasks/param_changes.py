@@ -10,7 +10,6 @@ from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.train_params import TrainParams
 
 _Both = tuple[str, str]
-_FIXED = ("seed", "best_by")  # fields of TrainParams; others may change
 _NEVER = (
     "input.pairs",
     "optimizer.ema_decay",  # without it the averages would be lost
@@ -23,13 +22,10 @@ class Changeable(NamedTuple):
     Attributes:
         patterns: of their dotted paths, with * for any text.
         when: the time, for the error.
-        kept: paths that may change only if training keeps no averages of weights: a frozen weight
-            has none, and its average would be lost.
     """
 
     patterns: tuple[str, ...]
     when: str
-    kept: tuple[str, ...] = ()
 
     def check(self, logdir: Path, old: TranslationParams, new: TranslationParams) -> None:
         """Checks that only these params differ.
@@ -43,11 +39,10 @@ class Changeable(NamedTuple):
             ValueError: another param differs.
         """
         for path, (was, now) in self.forbidden(old, new).items():
-            why = " with optimizer.ema_decay" if self._keeps(path, old) else ""
             flag = "--init_from" if path == "init.logdir" else "--set"
             raise ValueError(
                 f"Logdir {logdir} has a model with {path}={was}, but {flag} gives {now}; it cannot "
-                f"change {self.when}{why}. Leave out this {flag}, or train a new model in another "
+                f"change {self.when}. Leave out this {flag}, or train a new model in another "
                 f"--logdir; with --init_from={logdir} it starts from these weights."
             )
 
@@ -55,17 +50,9 @@ class Changeable(NamedTuple):
         """The params that differ and may not: path -> the texts of the old and the new value."""
         before, after = to_fields(old), to_fields(new)
         both = {p: (before.get(p, "None"), after.get(p, "None")) for p in {**after, **before}}
-        return {
-            path: (was, now)
-            for path, (was, now) in both.items()
-            if was != now and (self._keeps(path, old) or not self.includes(path))
-        }
+        return {p: (was, now) for p, (was, now) in both.items() if was != now and not self._has(p)}
 
-    def _keeps(self, path: str, old: TranslationParams) -> bool:
-        return path in self.kept and old.optimizer.ema_decay is not None
-
-    def includes(self, path: str) -> bool:
-        """Whether the param may change."""
+    def _has(self, path: str) -> bool:
         return path not in _NEVER and any(fnmatch.fnmatchcase(path, p) for p in self.patterns)
 
 
@@ -81,27 +68,22 @@ _DEVICES = (
 )
 
 
-def _resuming(decoding: tuple[str, ...], fixed: tuple[str, ...], when: str) -> Changeable:
-    """The params without effect on the data, their order or the loss.
+_BEST_BY = ("train.best_by", "train.dev_bleu_sentences")
+# Without effect on the data, their order or the loss.
+_RESUMING = (
+    *_DEVICES,
+    *("averaging*", "optimizer.*"),
+    *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name != "seed"),
+)
+_SEARCH = ("decoding.batch_tokens", "decoding.cache*", "decoding.n_best", "decoding.tokens")
 
-    Args:
-        decoding: patterns of the params of decoding that may change.
-        fixed: the fields of TrainParams that may not.
-        when: see Changeable.
-    """
-    train = (f.name for f in dataclasses.fields(TrainParams) if f.name not in fixed)
-    of_train = (f"train.{name}" for name in train)
-    patterns = (*_DEVICES, "averaging*", *decoding, "optimizer.*", *of_train)
-    return Changeable(patterns, when, ("optimizer.rate_factors",))
+RESUMING = Changeable(
+    (*(p for p in _RESUMING if p != "train.best_by"), "decoding*"), "when training resumes"
+)
 
-
-RESUMING = _resuming(("decoding*",), _FIXED, "when training resumes")
-
-# If train.best_by compares translations, a param of decoding may change only if the best
-# translation of a sentence does not depend on it.
-RESUMING_BY_BLEU = _resuming(
-    ("decoding.batch_tokens", "decoding.cache*", "decoding.n_best", "decoding.tokens"),
-    (*_FIXED, "dev_bleu_sentences"),
+# If train.best_by compares translations, they must be of the same lines and the same search.
+RESUMING_BY_BLEU = Changeable(
+    (*(p for p in _RESUMING if p not in _BEST_BY), *_SEARCH),
     "when training resumes with a train.best_by that compares translations",
 )
 

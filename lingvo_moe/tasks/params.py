@@ -4,7 +4,14 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from lingvo_moe.core.fields import FromData, Params, PositiveFloat, PositiveInt, Rate
+from lingvo_moe.core.fields import (
+    FromData,
+    Params,
+    PositiveFloat,
+    PositiveInt,
+    Rate,
+)
+from lingvo_moe.core.patterns import Pattern
 from lingvo_moe.data.language_tags import LanguageTags, OnSource
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.params import BeamSearchParams
@@ -13,7 +20,6 @@ from lingvo_moe.sharding.annotations import Mesh, Rules, axes_of
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.averaging import Averaging, Ema
-from lingvo_moe.training.initial import InitParams
 from lingvo_moe.training.optimizer import Optimizer
 from lingvo_moe.training.train_params import TrainParams
 
@@ -34,6 +40,25 @@ class RecipeParams(Params):
     epochs: PositiveFloat = 5.0
     most_tokens: PositiveInt = 11_000_000
     evaluations: PositiveInt = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InitParams(Params):
+    """The source of the initial weights; it is not read again when training resumes.
+
+    Attributes:
+        logdir: its logdir, or an export with weights; "" to draw all weights.
+        step: of its checkpoint; None for the best.
+        redraw: patterns of the paths of weights that are drawn although the other model has them.
+        relatives: (language, known language), …: the tag and the tasks of a new language start as
+            those of the known one. Other new tags start as the mean of all tags; other new tasks
+            are drawn.
+    """
+
+    logdir: str = ""
+    step: PositiveInt | None = None
+    redraw: tuple[Pattern, ...] = ()
+    relatives: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ def make_shortlist(
         ValueError, OSError: the dataset does not fit the model or has no text for training, or a
             shard is damaged.
     """
-    model_dir = model_dir.for_dataset(dataset)
+    model_dir, dataset = model_dir.for_test_set(dataset)
     sizes = [model_dir.vocabulary(side).size for side in ("source", "target")]
     count = _Counts(*sizes)
     by_tag = {tag: np.zeros(sizes[1], np.int64) for tag in model_dir.tags.values()}

@@ -27,13 +27,11 @@ class SplitBatches(NamedTuple):
         sampled: examples on which source use is measured.
         foreign: the same targets, each with the source of another example of its pair.
         rest: all other examples.
-        fitting: pair -> the number of its examples, and of those that fit a row.
     """
 
     sampled: list[NestedMap]
     foreign: list[NestedMap]
     rest: list[NestedMap]
-    fitting: dict[str, tuple[int, int]]
 
     @staticmethod
     def of(
@@ -56,11 +54,10 @@ class SplitBatches(NamedTuple):
         names = params.pairs or [pair.name for pair in dataset.pairs]
         share = math.ceil(sentences / len(names))
         row = Packer(1, params.source_length, params.target_length)
-        sampled, foreign, rest, fitting = [], [], [], {}
+        sampled, foreign, rest = [], [], []
         for pair in map(dataset.pair, names):
             given = dataset.examples(split, pair.name)
             examples = [example for example in given if row.fits_empty_row(example)]
-            fitting[pair.name] = len(given), len(examples)
             tokens = sum(len(example.target) for example in examples)
             least = math.ceil(2 * _LEAST_TOKENS * len(examples) / tokens) if tokens else 0
             chosen = spread(len(examples), max(2, share, least) if share else 0)
@@ -70,7 +67,7 @@ class SplitBatches(NamedTuple):
             left = sorted(set(range(len(examples))) - set(chosen))
             rest += [(examples[i], pair.index) for i in left]
         of_own, of_others, others = (list(pack(part, params)) for part in (sampled, foreign, rest))
-        return SplitBatches(of_own, of_others, others, fitting)
+        return SplitBatches(of_own, of_others, others)
 
     def evaluate(self, runtime: Any) -> tuple[NestedMap, NestedMap, NestedMap]:
         """The summed metrics of sampled, of foreign and of rest, as by `evaluate_batches`."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import write_whole
-from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.progress import lossy, report
@@ -34,13 +33,11 @@ from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import to_table
 from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics
-from lingvo_moe.tasks.together import check_equal, in_full
 from lingvo_moe.tasks.translation import RuntimeFn, TranslationTask
 from lingvo_moe.tasks.translator import Translator
-from lingvo_moe.training.loop import Evaluation, TrainResult, train
+from lingvo_moe.training.loop import CURE, Evaluation, TrainResult, train
 from lingvo_moe.training.meter import NO_RECORDER, Recorder
 from lingvo_moe.training.process import ALONE, Process
-from lingvo_moe.training.recovery import CURE
 from lingvo_moe.training.signals import Stopped
 from lingvo_moe.training.step import TrainStep
 
@@ -134,12 +131,12 @@ def _train(job):
         model_dir = _with_hours(job, model_dir)
     records = job.record_loads is not None
     others = {"data": str(model_dir.data), "record_loads": str(records)}
-    check_equal(to_fields(model_dir.params) | others, process)
+    process.check_equal(sorted((to_fields(model_dir.params) | others).items()))
     task = dataclasses.replace(model_dir.task, group_loads=records)
     runtime = job.make_runtime(task, train_step(task))
     scheduler = _scheduler(job, task)
     mesh = getattr(runtime, "mesh", None)
-    check_equal({"mesh": str(mesh), "hardware": in_full(scheduler)}, process)
+    process.check_equal((str(mesh), scheduler))
     if mesh is not None:
         task.params.check_mesh(mesh, task.params.sharding.compute_rules(mesh))
     if scheduler is not None:
@@ -208,16 +205,16 @@ def run_training(
         report(line)
     origins = ""
 
-    def initial() -> int:
+    def initial() -> None:
         nonlocal origins
-        step, origins = initialize(model_dir, runtime, process, report)
-        return step
+        origins = initialize(model_dir, runtime, process, report)
 
     def begin(step: int) -> None:
         """The first process writes the logdir, the others wait."""
         if step < params.train.max_steps:
             source.check()  # an input without batches is an error before anything is written
-            for line in (*to_table(model_dir.chosen).to_text().splitlines(), *evaluator.too_long()):
+            table = to_table(model_dir.chosen).to_text() if model_dir.chosen else ""
+            for line in table.splitlines():
                 report(line)
         if not process.index:
             model_dir.save()
@@ -362,7 +359,7 @@ class _Evaluator:
         self._translator = Translator.of(model_dir, runtime.translate)
         self._fits = bool(self._sample) and is_fitted(model_dir, self._translator)
         if self._sample:
-            self._check_translates(params.train)
+            model_dir.task.check_request(self._translator.request)  # an error before the start
         elif params.train.best_by.needs_translations:
             raise ValueError(
                 f"train.best_by={params.train.best_by} compares translations of dev, and "
@@ -384,32 +381,6 @@ class _Evaluator:
             f"Warning: there are no dev lines, or all are longer than a row, so the last "
             f"checkpoint is used after training{ends}.",
         ]
-
-    def too_long(self) -> list[str]:
-        """A warning if dev lines are longer than a row."""
-        counts = self._dev.fitting
-        given, fitting = (sum(column) for column in zip(*counts.values(), strict=True))
-        without = [pair for pair, (of, here) in counts.items() if of and not here]
-        if fitting in (0, given):
-            return []
-        none = f" No dev line of {first_of(without)} is left." if without else ""
-        return [
-            f"Warning: {given - fitting:,} of {given:,} dev lines are longer than a row, and the "
-            f"dev loss leaves them out.{none}"
-        ]
-
-    def _check_translates(self, params):
-        """Raises ValueError if the sample can never be translated, before the first step."""
-        try:
-            self._model_dir.task.check_request(self._translator.request)
-        except ValueError as error:
-            by_bleu = params.best_by.needs_translations
-            by_loss = ' --set="train.best_by=DevLoss()"' if by_bleu else ""
-            raise ValueError(
-                f"train.dev_bleu_sentences={params.dev_bleu_sentences} needs translations at each "
-                f"evaluation, and this model cannot make them. {error} Or train without dev BLEU: "
-                f"--set=train.dev_bleu_sentences=0{by_loss}."
-            ) from None
 
     def __call__(self, step: int) -> Evaluation | None:
         sampled, foreign, rest = self._dev.evaluate(self._runtime)

@@ -20,11 +20,8 @@ from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tasks import training
-from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.fit import share_out
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.recipe import registered
-from lingvo_moe.tasks.training import check_no_lost_choices, summarize, train_model, train_step
+from lingvo_moe.tasks.training import summarize, train_model, train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset, without
@@ -78,12 +75,9 @@ def _assert_same_weights(logdir, whole):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["model.moe.dispatcher=Einsum()"],
-            r"moe\.num_groups=1 must be a multiple of 4, the pieces",
-        ),
-        (["model.moe.dispatcher=Ragged()"], r"dispatcher=Ragged\(\) is for one device; over many"),
-        (["model.moe=None", "input.batch_size=6"], r"\(6\) must be a multiple of 4, the pieces"),
+        (["model.moe.dispatcher=Einsum()"], "num_groups=1"),
+        (["model.moe.dispatcher=Ragged()"], "one device"),
+        (["model.moe=None", "input.batch_size=6"], "of 4"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(
@@ -127,20 +121,6 @@ def test_loads_are_recorded_step_by_step_and_before_capacity(tmp_path):
     assert (trace.loads.shape, trace.layer_experts) == ((3, 2, 2, 8), (8, 4))
     assert trace.loads.max() > 6  # 0.5 · 96 / 8 is what an expert accepts of a group
     assert np.all(trace.loads.sum(axis=3) % 2 == 0)  # two choices of each token
-
-
-def test_where_there_are_no_loads_to_record(tmp_path):
-    with pytest.raises(
-        ValueError, match="only if tokens choose experts; this model has no experts"
-    ):
-        _train(tmp_path / "dense", model="tiny.Dense", record_loads=tmp_path / "loads.npz")
-    with pytest.raises(ValueError, match=r"has ExpertChoice\(\), where experts choose tokens"):
-        _train(
-            tmp_path / "choice",
-            "model.moe.gating=ExpertChoice()",
-            "model.moe.eval_capacity_factor=1.0",
-            record_loads=tmp_path / "loads.npz",
-        )
 
 
 @functools.cache
@@ -264,23 +244,8 @@ def test_a_lost_choice_ends_training(tmp_path, monkeypatch):
     counted = dispatch.lost
     monkeypatch.setattr(dispatch, "lost", lambda *args: counted(*args) + 1.0)
     dropless = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
-    with pytest.raises(
-        RuntimeError, match=r"4 choices of experts in 2 steps .* an error of Ragged"
-    ):
+    with pytest.raises(RuntimeError, match="of Ragged"):
         _train(tmp_path, *dropless, "train.max_steps=4")
-
-
-@pytest.mark.parametrize(("capacity", "lost", "dropped"), [(None, 0, 0), (2.0, 0, 3)])
-def test_what_may_be_lost(capacity, lost, dropped):
-    params = override(get_params("tiny.MoE"), [f"model.moe.capacity_factor={capacity}"])
-    metrics = NestedMap(pair_dropped=np.array([dropped]), lost=np.array([lost]), steps=1)
-    assert check_no_lost_choices(metrics, params) is metrics
-
-
-def test_dropped_without_a_capacity():
-    params = override(get_params("tiny.MoE"), ["model.moe.capacity_factor=None"])
-    with pytest.raises(RuntimeError, match="3 choices of experts in 1 steps"):
-        check_no_lost_choices(NestedMap(pair_dropped=np.array([[1, 2]]), steps=1), params)
 
 
 def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch, whole):
@@ -295,27 +260,11 @@ def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch, wh
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainInput, "next_batch", fail)
-        with pytest.raises(OSError, match=r"Shard x is damaged\."):
+        with pytest.raises(OSError, match="Shard x"):
             _train_eight_steps(tmp_path)
     assert ModelDir.open(tmp_path).checkpoints.steps() == [3]
     _train_eight_steps(tmp_path)
     _assert_same_weights(tmp_path, whole)
-
-
-def test_a_schedule_follows_the_length_of_the_run():
-    params = registered("small.Dense", ["train.max_steps=60"])
-    schedule = train_step(TranslationTask(params, ("de-en",), 9)).optimizer.schedule
-    assert (schedule.warmup_steps, schedule.end) == (6, 60)
-
-
-def test_a_number_of_sentences_is_spread_evenly():
-    assert share_out(10, {"a": 100, "b": 1, "c": 0, "d": 100}) == {
-        "c": 0,
-        "b": 1,
-        "a": 5,
-        "d": 4,
-    }
-    assert share_out(7, {"a": 2, "b": 3}) == {"a": 2, "b": 3}
 
 
 def test_an_evaluation_that_is_not_finite_is_a_warning_and_training_goes_on(tmp_path):
@@ -346,28 +295,8 @@ class TestDevPairs:
         ids = np.unique(np.stack([batch.target_pair_ids for batch in evaluator._dev.sampled]))
         assert ids.tolist() == [0, 2, 3]  # padding, qta-en, qto-en
 
-    def test_pairs_with_few_lines_leave_their_share_to_others(self, tmp_path):
-        data = without("dev", "qta-en", "qto-en", "qnu-en")
-        sample = self._evaluator(tmp_path, data)._sample
-        assert [len(sources) for sources, _ in sample.values()] == [8]
-
-    def test_dev_lines_that_are_too_long_are_counted_in_a_warning(self, tmp_path):
-        evaluator = self._evaluator(tmp_path, dataset(), "input.target_length=32")
-        given, fitting = map(sum, zip(*evaluator._dev.fitting.values(), strict=True))
-        assert 0 < fitting < given
-        (line,) = evaluator.too_long()
-        assert line.startswith(f"Warning: {given - fitting} of {given} dev lines are longer than a")
-        evaluator._dev.fitting["qta-en"] = given, 0
-        assert " No dev line of qta-en is left." in evaluator.too_long()[0]
-
-    def test_a_pair_without_experts_is_not_in_dev_bleu(self, tmp_path):
-        data = without("train", "qta-en")
-        evaluator = self._evaluator(tmp_path, data, "model.moe.router=ByTask(task='pair')")
-        assert evaluator._sample.keys() == {("en", "qna"), ("en", "qnu"), ("en", "qto")}
-
     def test_without_dev_lines_bleu_cannot_choose(self, tmp_path):
-        message = r"best_by=DevBleu\(\) compares translations of dev, and .* has no dev lines of"
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="no dev"):
             self._evaluator(tmp_path, without("dev"), "train.best_by=DevBleu()")
 
     def test_without_dev_lines_the_last_checkpoint_is_used_with_a_warning(self, tmp_path):
@@ -377,113 +306,49 @@ class TestDevPairs:
         evaluator._model_dir = other  # as with another dataset, or a model that was trained before
         assert ": EN and en. Each code is" in evaluator.warnings()[0]
         evaluator = self._evaluator(tmp_path / "none", without("dev"), "train.patience=3")
-        assert evaluator.warnings() == [
-            "Warning: there are no dev lines, or all are longer than a row, so the last checkpoint "
-            "is used after training, and train.patience=3 has no effect."
-        ]
+        (line,) = evaluator.warnings()
+        assert "no dev lines" in line
+        assert "patience=3" in line
 
 
 class TestBadInput:
     """Each ends in a message that says what to do."""
 
     def test_a_failed_start_leaves_nothing(self, tmp_path):
-        message = "do not fit rows of 1 and 32 tokens; raise input.source_length and input.target"
         (tmp_path / "empty").mkdir()
         for name in ("new", "empty"):
             lines = []
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match="not fit"):
                 _train(tmp_path / name, "input.source_length=1", report=lines.append)
-            assert lines == [
-                "Warning: there are no dev lines, or all are longer than a row, so the last "
-                "checkpoint is used after training."
-            ]
+            assert "no dev lines" in lines[0]
         assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
-
-    def test_a_logdir_of_another_model(self, whole):
-        with pytest.raises(ValueError, match=r"is of model 'tiny.MoE', not 'tiny.Dense'"):
-            _train(whole, model="tiny.Dense")
 
     def test_a_logdir_in_which_another_process_trains(self, whole):
         before = (whole / "model.json").stat().st_mtime_ns
-        message = rf"{whole} is in use by process {os.getpid()} on "
-        with lock.hold(whole), pytest.raises(ValueError, match=message):
+        with lock.hold(whole), pytest.raises(ValueError, match="in use"):
             _train(whole, "train.max_steps=9")
         assert (whole / "model.json").stat().st_mtime_ns == before
 
-    def test_an_unknown_model(self, tmp_path):
-        with pytest.raises(ValueError, match=r"Unknown model 'tiny.MoF'. Did you mean 'tiny.MoE'"):
-            _train(tmp_path, model="tiny.MoF")
-
-    def test_steps_beyond_the_schedule(self, tmp_path):
-        schedule = "optimizer.schedule=Cosine(learning_rate=1.0,total_steps=5)"
-        with pytest.raises(ValueError, match=r"max_steps=6 is beyond step 5, .*total_steps=6"):
-            _train(tmp_path, "train.max_steps=6", schedule)
-
-    @pytest.mark.parametrize(
-        ("overrides", "message"),
-        [
-            (
-                ("model.moe.gating=ExpertChoice()", "model.moe.eval_capacity_factor=1.0"),
-                r"batch-independent gating, got ExpertChoice.*=train\.dev_bleu_sentences=0\.$",
-            ),
-            (
-                ("decoding.shortlist=True", "train.best_by=DevBleu()"),
-                r"holds no shortlist .*or leave out decoding\.shortlist=True\. .*"
-                r'dev_bleu_sentences=0 --set="train\.best_by=DevLoss\(\)"\.$',
-            ),
-            (
-                ("language_tags=OnBothSides()", "decoding.target_prefix='the'"),
-                r"target_prefix and decoding\.shortlist are not supported .* leave them out\. Or",
-            ),
-        ],
-    )
-    def test_dev_bleu_that_can_never_be_computed(self, tmp_path, overrides, message):
-        both = any("OnBothSides" in text for text in overrides)
-        data = dataclasses.replace(dataset(), tags_on_both_sides=both)
-        with pytest.raises(ValueError, match=r"dev_bleu_sentences=4 needs .*" + message):
-            _train(tmp_path / "logdir", "train.dev_bleu_sentences=4", *overrides, dataset=data)
+    def test_dev_bleu_that_can_never_be_computed(self, tmp_path):
+        choice = ("model.moe.gating=ExpertChoice()", "model.moe.eval_capacity_factor=1.0")
+        with pytest.raises(ValueError, match="got ExpertChoice"):
+            _train(tmp_path / "logdir", "train.dev_bleu_sentences=4", *choice)
         assert not (tmp_path / "logdir").exists()
 
-    def test_fewer_steps_than_the_warm_up(self, tmp_path):
-        schedule = "optimizer.schedule=Cosine(learning_rate=1.0,warmup_steps=9)"
-        with pytest.raises(ValueError, match=r"must be > warmup_steps, got 6, 9\. Lower "):
-            _train(tmp_path, "train.max_steps=6", schedule)
-        assert not any(tmp_path.iterdir())
-
-    def test_a_vocabulary_too_large_for_the_model(self, tmp_path):
-        with pytest.raises(ValueError, match=r"Pass --set=target_vocab_size="):
-            _train(tmp_path, "target_vocab_size=40")
-
-    def test_two_vocabularies_for_one_embedding(self, tmp_path):
-        with pytest.raises(ValueError, match=r"Prepare it with --joint_vocab"):
-            _train(tmp_path, "model.shared_embedding=True")
-
-    def test_another_vocabulary_than_the_checkpoints(self, whole):
-        hashes = {**dataset().hashes, "source": "0" * 64}
-        other = dataclasses.replace(dataset(), hashes=hashes)
-        with pytest.raises(ValueError, match=r"is not the one that .* was trained with"):
-            ModelDir.open(whole).check_dataset(other)
-
-    def test_no_logdir(self, tmp_path):
-        with pytest.raises(ValueError, match=r"nowhere is no logdir: it does not exist\. Train a"):
-            ModelDir.open(tmp_path / "nowhere")
-
-    def test_no_checkpoint_yet(self, tmp_path):
-        model_dir = ModelDir.create(tmp_path, "tiny.MoE", SHRINK, dataset())
-        with pytest.raises(ValueError, match=r"has no checkpoint yet"):
-            model_dir.read_checkpoint()
-
-    def test_an_unknown_target_language(self, whole):
-        model_dir = ModelDir.open(whole)
-        translator, _ = load_translator(model_dir, Local(model_dir.task))
-        with pytest.raises(ValueError, match=r"does not translate into 'fr'; it knows en"):
-            translator(["a"], "fr")
-
-
-def test_uneven_micro_batches(tmp_path):
-    with pytest.raises(ValueError, match=r"=4 rows cannot be divided into train\.micro_batches=3;"):
-        _train(tmp_path / "new", "train.max_steps=1", "train.micro_batches=3")
-    assert not (tmp_path / "new").exists()
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("train.micro_batches=3", "micro_batches=3"),
+            ("optimizer.schedule=Cosine(learning_rate=1.0,total_steps=5)", "total_steps=6"),
+            ("optimizer.schedule=Cosine(learning_rate=1.0,warmup_steps=9)", "got 6"),
+            ("target_vocab_size=40", "=target_vocab_size="),
+            ("model.shared_embedding=True", "--joint_vocab"),
+        ],
+    )
+    def test_params_that_do_not_fit(self, tmp_path, override, message):
+        with pytest.raises(ValueError, match=message):
+            _train(tmp_path / "logdir", "train.max_steps=6", override)
+        assert not (tmp_path / "logdir").exists()
 
 
 @pytest.mark.slow

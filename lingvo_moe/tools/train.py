@@ -11,9 +11,6 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe import api
-from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.tasks.evaluation import next_command
-from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, rebalancing, runtimes
 
 FLAGS = flags.FLAGS
@@ -44,9 +41,7 @@ def _train(process):
         make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
         input_workers=FLAGS.input_workers,
     )
-    trained = ModelDir.open(Path(FLAGS.logdir), FLAGS.model)
-    command = next_command(trained, Dataset.load(Path(FLAGS.data)))
-    report(f"Done at step {result.step}; {result.best}. Next: {command}")
+    report(f"Done at step {result.step}; {result.best}.")
 
 
 def run() -> None:

@@ -151,7 +151,7 @@ def test_two_start_from_a_dense_model(tmp_path):
     old = random_logdir(tmp_path / "old", (*SHRINK, "model.moe=None"))
     start = f"--init_from={old.path}"
     frozen = "optimizer.rate_factors=(('encoder/.*wi|embedding',0),)"
-    texts = ("init.expert_noise=0.1", frozen, "train.max_steps=1", "model.dropout_rate=0.0")
+    texts = (frozen, "train.max_steps=1", "model.dropout_rate=0.0")
     texts += ("input.virtual_shards=2",)  # each process packs one
     sets = [f"--set={text}" for text in texts]
     done = run_two(tmp_path / "two", start, *sets)

@@ -2,14 +2,13 @@ r"""Translates files, standard input, or the sentences given as arguments, one a
 
 lingvo-moe-translate --logdir=/tmp/tiny --to=en 'a sentence' 'another'
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=test.de --output=test.hyp
-lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=DIR --output=DIR --processes=4
+lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=test.de --output=test.hyp --processes=4
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --n_best=4 < test.de
 
 With --score it prints log P of given translations instead:
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --score=test.en < test.de
 """
 
-import contextlib
 import json
 import os
 import sys
@@ -19,15 +18,14 @@ from pathlib import Path
 import tensorflow as tf
 from absl import flags
 
-from lingvo_moe.core import lock
+from lingvo_moe.core import child, lock
 from lingvo_moe.core.files import check_file, is_stream, remove_partials, write_whole
 from lingvo_moe.core.lines import ArrivingLines, decode_lines, paired, read_lines
 from lingvo_moe.core.progress import Progress
-from lingvo_moe.runtimes.together import start_together
 from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.scorer import Score
-from lingvo_moe.tasks.shards import DirectoryShards, FileShards, survey, translate_shards
+from lingvo_moe.tasks.shards import Shards, translate_shards
 from lingvo_moe.tasks.translator import BLOCK, Translation, Translator
 from lingvo_moe.tools import common, runtimes
 
@@ -68,60 +66,59 @@ def _check_names() -> None:
         )
 
 
-def _shards() -> FileShards | DirectoryShards | None:
-    """The files to translate; None for streams: pipes, devices, arguments."""
+def _shards() -> Shards | None:
+    """The file to translate in shards; None for streams: pipes, devices, arguments."""
+    if FLAGS.input and Path(FLAGS.input).is_dir():
+        raise ValueError(f"--input={FLAGS.input} is a directory; give a file.")
     if FLAGS.input and FLAGS.output:
         source, output = Path(FLAGS.input), Path(FLAGS.output)
-        if source.is_dir():
-            return DirectoryShards(source, output)
         whole = not is_stream(source) and not is_stream(output)
         if whole and source.is_file() and (output.is_file() or not output.exists()):
-            return FileShards(source, output, BLOCK)
-    if FLAGS.input and Path(FLAGS.input).is_dir():
-        raise ValueError(f"--input={FLAGS.input} is a directory and needs --output=DIR.")
+            return Shards(source, output, BLOCK)
     if FLAGS.processes > 1:
-        raise ValueError("--processes needs --input and --output, files or directories.")
+        raise ValueError("--processes needs --input and --output, which are files.")
     return None
 
 
-def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards) -> None:
-    worker = FLAGS.worker
-    work = None if worker else survey(shards)  # workers read it after they have connected
-    _share_machine(worker, FLAGS.processes)
-
-    def command(index):
-        return [
-            sys.executable,
-            "-P",
-            "-m",
-            "lingvo_moe.tools.translate",
-            f"--worker={index}",
-            *sys.argv[1:],
+def _translate_shards(model_dir: ModelDir, shards: Shards) -> None:
+    """Translates files; workers share the work, and their shards are done here if they fail."""
+    if FLAGS.worker:
+        _share(model_dir, shards, child.receive(), lambda line: None)
+        return
+    work = shards.survey()
+    with shards.merged():
+        workers = [
+            child.start("lingvo_moe.tools.translate", f"--worker={index}", *sys.argv[1:])
+            for index in range(1, FLAGS.processes)
         ]
+        for worker in workers:
+            child.send(worker, work)
+        _share(model_dir, shards, work, common.report)
+        for index, worker in enumerate(workers, start=1):
+            if status := worker.wait():
+                common.report(f"Worker {index} ended with status {status}; others did its work.")
 
-    with (
-        contextlib.nullcontext() if worker else shards.merged(),
-        start_together(worker, FLAGS.processes, command),
-    ):
-        work = work or survey(shards)
-        model = _load(model_dir)
-        translator = model.translator()
 
-        def translate(shard, progress):
-            def warn(line):
-                common.report(f"{shard.source}: {line}")
+def _share(model_dir, shards, work, report) -> None:
+    """Translates the shards that no other process translates."""
+    _share_machine(FLAGS.worker, FLAGS.processes)
+    model = _load(model_dir)
+    translator = model.translator()
 
-            return _lines(translator, shard.sentences, progress, warn, shard.first_line)
+    def translate(shard, progress):
+        def warn(line):
+            common.report(f"{shards.input}: {line}")
 
-        job = {
-            **model_dir.fingerprint(model.step),
-            "to": FLAGS.to,
-            "source_language": str(FLAGS.source_language),
-            "scores": str(FLAGS.scores),
-            "runtime": FLAGS.runtime,
-        }
-        report = (lambda line: None) if worker else common.report
-        translate_shards(shards, work, job, translate, report)
+        return _lines(translator, shard.sentences, progress, warn, shard.first_line)
+
+    job = {
+        **model_dir.fingerprint(model.step),
+        "to": FLAGS.to,
+        "source_language": str(FLAGS.source_language),
+        "scores": str(FLAGS.scores),
+        "runtime": FLAGS.runtime,
+    }
+    translate_shards(shards, work, job, translate, report)
 
 
 def _share_machine(index: int, count: int) -> None:
@@ -259,14 +256,12 @@ def run() -> None:
     flags.DEFINE_string(
         "input",
         None,
-        "File to translate, or a directory of files, UTF-8; each may be compressed (.gz, .zst). By "
-        "default standard input.",
+        "File to translate, UTF-8; it may be compressed (.gz, .zst). By default standard input.",
     )
     flags.DEFINE_string(
         "output",
         None,
-        "File or directory to write; standard output by default. After an interruption the same "
-        "command resumes.",
+        "File to write; standard output by default. The same command resumes.",
     )
     flags.DEFINE_integer("processes", 1, "Number of processes on this machine.", lower_bound=1)
     flags.DEFINE_integer(

@@ -3,10 +3,8 @@
 Any slice can be read, independent of the pieces, and tf.train.load_checkpoint sees whole tensors.
 """
 
-import contextlib
 import dataclasses
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +17,6 @@ _PIECE_BYTES = 64 << 20
 
 # SaveV2 copies its pieces, so this bounds the additional memory of saving.
 _WRITE_BYTES = 256 << 20
-
-# The dtypes of which TensorFlow can read slices.
-_SLICEABLE = frozenset(
-    {
-        *(tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
-        *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.int32, tf.int64),
-    }
-)
 
 
 class Box(NamedTuple):
@@ -132,23 +122,12 @@ class StoredTensor:
         box = Box.of(index if isinstance(index, tuple) else (index,), self.shape)
         if 0 in box.lengths:
             return np.empty(box.lengths, self.dtype)
-        if self.tf_dtype not in _SLICEABLE:
-            return self._read("")[box.slices((0,) * len(self.shape))]
-        return self._read(box.spec(self.shape))
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        """The whole tensor; each call reads it again."""
-        del copy
-        array = self[()]
-        return array if dtype is None else array.astype(dtype)
-
-    def _read(self, spec):
         try:
-            with tf.device("CPU"), _for_reading(self.prefix) as prefix:
-                tensors = tf.raw_ops.RestoreV2(
-                    prefix=prefix,
+            with tf.device("CPU"):
+                (tensor,) = tf.raw_ops.RestoreV2(
+                    prefix=self.prefix,
                     tensor_names=[self.name],
-                    shape_and_slices=[spec],
+                    shape_and_slices=[box.spec(self.shape)],
                     dtypes=[self.tf_dtype],
                 )
         except tf.errors.OpError as error:
@@ -156,7 +135,13 @@ class StoredTensor:
                 f"Tensor {self.name!r} of checkpoint {self.prefix} is damaged or gone: "
                 f"{error.message}."
             ) from error
-        return np.asarray(tensors[0])
+        return np.asarray(tensor)
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        """The whole tensor; each call reads it again."""
+        del copy
+        array = self[()]
+        return array if dtype is None else array.astype(dtype)
 
 
 def local_pieces(tensors: Mapping[str, Any], process_index: int) -> Iterator[TensorSlice]:
@@ -169,9 +154,6 @@ def local_pieces(tensors: Mapping[str, Any], process_index: int) -> Iterator[Ten
     Args:
         tensors: by name; the same names in every process.
         process_index: the number of this process.
-
-    Raises:
-        TypeError: a tensor is split, and TensorFlow cannot read slices of its dtype.
     """
     for name, value in tensors.items():
         shards = getattr(value, "addressable_shards", None)
@@ -225,8 +207,7 @@ def open_bundle(prefix: Path) -> dict[str, StoredTensor]:
         OSError: data is missing; a checksum of each piece is verified only when it is read.
         ValueError, RuntimeError, tf.errors.OpError: there is no bundle, or its index is damaged.
     """
-    with _for_reading(str(prefix)) as readable:
-        reader = tf.train.load_checkpoint(readable)
+    reader = tf.train.load_checkpoint(str(prefix))
     dtypes = reader.get_variable_to_dtype_map()
     tensors = {
         name: StoredTensor(str(prefix), name, tuple(shape), dtypes[name])
@@ -239,34 +220,9 @@ def open_bundle(prefix: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-@contextlib.contextmanager
-def _for_reading(prefix: str) -> Iterator[str]:
-    """The prefix by which TensorFlow can read a bundle.
-
-    TensorFlow reads a prefix as a glob pattern, but writes it as a name. So a path with characters
-    of patterns, such as `runs/[1]`, is read through a symbolic link.
-    """
-    if not set(prefix) & set("*?[\\"):
-        yield prefix
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        link = Path(directory) / "bundle"
-        link.symlink_to(Path(prefix).parent.absolute())
-        yield str(link / Path(prefix).name)
-
-
 def _cut(piece: TensorSlice) -> Iterator[TensorSlice]:
     """The piece in parts of at most _PIECE_BYTES, split along the first possible dimension."""
     starts, lengths = piece.box
-    if piece.dtype not in _SLICEABLE:
-        if lengths != piece.shape:
-            raise TypeError(
-                f"Tensor {piece.name!r} is {piece.dtype.name} and split, but TensorFlow's "
-                f"checkpoints can read parts only of {sorted(d.name for d in _SLICEABLE)}; "
-                f"replicate it over the devices or give it another dtype."
-            )
-        yield piece
-        return
     axis = next((a for a, length in enumerate(lengths) if length > 1), None)
     if piece.bytes <= _PIECE_BYTES or axis is None:
         yield piece

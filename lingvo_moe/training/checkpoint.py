@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.files import read_json, sync_directory, sync_tree
+from lingvo_moe.core.files import read_json, sync, sync_tree
 from lingvo_moe.training.bundle import (
     StoredTensor,
     TensorSlice,
@@ -124,7 +124,6 @@ class Checkpointer:
         Raises:
             FloatingPointError: a tensor has NaN or infinity; nothing is saved.
             OSError: a process could not write it; earlier checkpoints are unchanged.
-            TypeError: a tensor is split, and slices of its dtype cannot be stored.
         """
         final = self._path(step)
         partial = final.with_name(final.name + ".partial")
@@ -314,7 +313,7 @@ class Checkpointer:
         (partial / _INFO).write_text(json.dumps(info | {"sha256": _digest(info)}, indent=1))
         sync_tree(partial)
         os.rename(partial, final)
-        sync_directory(self.directory)
+        sync(self.directory)
 
     def _remove_old(self, saved):
         """Removes checkpoints that are not kept."""

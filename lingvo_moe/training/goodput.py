@@ -11,8 +11,8 @@ from lingvo_moe.core.files import read_json, remove_partials, write_whole
 from lingvo_moe.training import phases
 from lingvo_moe.training.phases import Phase
 
-_STEPS, _LOST, _STOPPED = phases.STEPS.name, "lost steps", "stopped"
-_KINDS = (*(phase.name for phase in phases.PHASES), _LOST, _STOPPED)
+_STEPS, _STOPPED = phases.STEPS.name, "stopped"
+_KINDS = (*(phase.name for phase in phases.PHASES), _STOPPED)
 FILE = "goodput.json"
 
 
@@ -20,8 +20,8 @@ class Goodput:
     """The seconds that a run and its restarts spent in each phase.
 
     When a checkpoint is complete, the seconds up to the start of its save are written to the file.
-    If a run does not finish, the time from there to the next start counts as stopped, lost steps
-    included.
+    If a run does not finish, the time from there to the next start counts as stopped, with the
+    steps that are repeated.
     """
 
     def __init__(
@@ -40,19 +40,12 @@ class Goodput:
         self._path, self._clock, self._wall = path, clock, wall
         self._seconds = dict.fromkeys(_KINDS, 0.0)
         self._kind, self._since = phases.STARTING.name, clock()
-        self._saved = 0.0  # seconds of the steps that a checkpoint contains
         self._read()
 
     def enter(self, phase: Phase) -> None:
         """Counts the time from now on as this phase."""
         self._count()
         self._kind = phase.name
-
-    def went_back(self) -> None:
-        """Counts the steps after the last checkpoint as lost."""
-        self._count()
-        self._seconds[_LOST] += self._seconds[_STEPS] - self._saved
-        self._seconds[_STEPS] = self._saved
 
     def save(self) -> Callable[[], None]:
         """Begins a save of the steps so far.
@@ -63,11 +56,7 @@ class Goodput:
         self._count()
         seconds, until = dict(self._seconds), self._wall()
 
-        def saved():
-            self._saved = seconds[_STEPS]
-            self._write(seconds, until)
-
-        return saved
+        return lambda: self._write(seconds, until)
 
     def end(self, finished: bool) -> None:
         """Ends the run; all its steps are saved. After a finished run no time counts as stopped."""
@@ -114,5 +103,5 @@ class Goodput:
                 return
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
             return
-        self._seconds, self._saved = earlier, earlier[_STEPS]
+        self._seconds = earlier
         self._seconds[_STOPPED] += gap

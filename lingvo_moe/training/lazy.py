@@ -5,10 +5,14 @@ array.
 """
 
 import abc
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from lingvo_moe.core.layer import WeightSpec, init_theta
+from lingvo_moe.core.nested_map import NestedMap
 
 Index = tuple[slice, ...]
 
@@ -81,35 +85,16 @@ class Rows(Lazy):
 
 
 class Copies(Lazy):
-    """Copies of a stored tensor along a new axis, each with its own noise."""
+    """Copies of a stored tensor along a new axis."""
 
-    def __init__(
-        self,
-        stored: Any,
-        axis: int,
-        count: int,
-        noise: Callable[[int], np.ndarray] | None = None,
-    ):
-        """Nothing is read yet.
-
-        Args:
-            stored: the tensor.
-            axis: the new one.
-            count: number of copies.
-            noise: number of a copy -> what is added to it, of the stored shape; None for nothing.
-        """
+    def __init__(self, stored: Any, axis: int, count: int):
         self._stored, self._axis, self._count = stored, axis, count
-        self._noise = noise
         self.shape = (*stored.shape[:axis], count, *stored.shape[axis:])
 
     def read(self, index):
         rest = (*index[: self._axis], *index[self._axis + 1 :])
         part = np.asarray(self._stored[rest])
-        which = range(self._count)[index[self._axis]]
-        return np.stack([self._copy(part, number, rest) for number in which], self._axis)
-
-    def _copy(self, part, number, index):
-        return part if self._noise is None else part + self._noise(number)[index]
+        return np.stack([part] * len(range(self._count)[index[self._axis]]), self._axis)
 
 
 class Slice(Lazy):
@@ -133,3 +118,19 @@ class Stacked(Lazy):
     def read(self, index):
         first, *rest = index
         return np.stack([np.asarray(tensor[tuple(rest)]) for tensor in self._tensors[first]])
+
+
+class Drawn(Lazy):
+    """A weight drawn at random, for parts without another source."""
+
+    def __init__(self, path: str, spec: WeightSpec, seed: int):
+        self._weight, self._seed = NestedMap.unflatten({path: spec}), seed
+        self.shape = spec.shape
+
+    def read(self, index):
+        return self._whole[index]
+
+    @functools.cached_property
+    def _whole(self):
+        ((_, value),) = init_theta(self._weight, self._seed).flatten()
+        return value.numpy()

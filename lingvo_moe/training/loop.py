@@ -20,7 +20,6 @@ from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.meter import NO_RECORDER, Meter, Recorder
 from lingvo_moe.training.phases import Phases
 from lingvo_moe.training.process import ALONE, Process
-from lingvo_moe.training.recovery import CURE, SkippedSteps
 from lingvo_moe.training.saver import Saver
 from lingvo_moe.training.signals import deferred
 from lingvo_moe.training.step import Compiling
@@ -28,6 +27,7 @@ from lingvo_moe.training.summaries import SummaryWriter
 from lingvo_moe.training.train_params import TrainParams
 from lingvo_moe.training.watchdog import Watchdog
 
+CURE = "Try a lower learning rate, train.clip_norm, or activation_dtype='float32'."
 _INPUT = "input/"
 _FIRST_LINE = 10  # steps until a line of progress, whose ETA says how long the run takes
 
@@ -107,7 +107,7 @@ def train(
     report: Callable[[str], None] = print_line,
     process: Process = ALONE,
     recorder: Recorder = NO_RECORDER,
-    initialize: Callable[[], int] | None = None,
+    initialize: Callable[[], None] | None = None,
     started: Callable[[int], None] = lambda step: None,
 ) -> TrainResult:
     """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
@@ -127,8 +127,7 @@ def train(
         report: takes each line of progress.
         process: this process among those that train together; each saves its own pieces.
         recorder: records the metrics of each step.
-        initialize: initializes the runtime where there is no checkpoint, and returns the number of
-            steps taken; None draws all weights.
+        initialize: initializes the runtime where there is no checkpoint; None draws all weights.
         started: called with the number of steps taken, before this run's first step, after the
             state is initialized or restored. Nothing in logdir is written before it.
 
@@ -162,7 +161,7 @@ class _Loop:
         self.step, self.saved_step, self.best = 0, None, NO_BEST
         self.started_at = 0  # step
         self.is_sound = True  # False after a step that failed, which may have changed some weights
-        self.skips = SkippedSteps(params.skip_limit)
+        self.skipped = 0  # steps in a row, up to the newest one that was looked at
         self.evaluation_seconds = 0.0  # of the last evaluation and its checkpoint
 
     @property
@@ -170,21 +169,20 @@ class _Loop:
         """The step of the newest checkpoint; without one, that of the initial state."""
         return self.started_at if self.saved_step is None else self.saved_step
 
-    def draw(self) -> int:
+    def draw(self) -> None:
         """Draws all weights."""
         self.runtime.initialize(self.params.seed)
-        return 0
 
     def run(
         self,
         received: Callable[[], int | None],
-        initialize: Callable[[], int],
+        initialize: Callable[[], None],
         started: Callable[[int], None],
     ) -> TrainResult:
         """The loop itself."""
         signal = None
         try:
-            self._start(initialize, self._restore)
+            self._start(initialize)
             started(self.step)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -207,7 +205,7 @@ class _Loop:
                     break
                 self._take_step()
                 self.saver.check()
-                self._after_step(initialize)
+                self._after_step()
         except Exception:
             with contextlib.suppress(Exception):  # the first error is raised
                 self._rescue()
@@ -221,10 +219,10 @@ class _Loop:
         best, signal = self.best, signal or received()
         return TrainResult(self.step, finished, best.step, best.loss, signal, self.params.best_by)
 
-    def _start(self, initialize, restore):
-        checkpoint = self.checkpoints.resume(restore)
+    def _start(self, initialize):
+        checkpoint = self.checkpoints.resume(self._restore)
         if checkpoint is None:
-            self.step = initialize()
+            initialize()
         else:
             self.step = self.saved_step = checkpoint.step
             self.best = checkpoint.best
@@ -273,8 +271,8 @@ class _Loop:
         self.meter.compiled(seconds)
         self.report(f"Compiled in {seconds:.0f} s.")
 
-    def _after_step(self, initialize):
-        """Does what is due: a line, an evaluation, a save; or the return to a checkpoint."""
+    def _after_step(self):
+        """Does what is due: a line, an evaluation, a save."""
         p, last = self.params, self.step == self.params.max_steps
         log, evaluate, save = (
             last or self.step % every == 0
@@ -283,16 +281,18 @@ class _Loop:
         log = log or self.step - self.started_at == _FIRST_LINE < p.log_every
         if not (log or evaluate or save):
             return
-        self.skips.add(self.meter.new_skips())
-        if self.skips.too_many:
-            self._go_back(initialize)
-            return
+        may_save = self._may_save()
+        if self.skipped >= p.skip_limit:
+            raise FloatingPointError(
+                f"Training ends at step {self.step}: the last {self.skipped} steps were not "
+                f"finite. The last checkpoint is of step {self.last_saved}. {CURE}"
+            )
         if log:
             self._log()
-        if not last and (evaluate or save) and not self._may_save():
+        if not last and (evaluate or save) and not may_save:
             self.report(
                 f"step {self.step}  neither evaluated nor saved: the last "
-                f"{self.skips.in_a_row} steps were not finite and were skipped"
+                f"{self.skipped} steps were not finite and were skipped"
             )
         elif evaluate:
             self._evaluate()
@@ -301,27 +301,9 @@ class _Loop:
 
     def _may_save(self):
         """Whether the newest step was finite; else the weights may be the cause."""
-        self.skips.add(self.meter.new_skips())
-        return not self.skips.in_a_row
-
-    def _go_back(self, initialize):
-        """Returns to the last checkpoint, or to the start; the input continues with new data."""
-        count, step = self.skips.in_a_row, self.step
-        self.saver.wait()
-        if self.skips.hopeless:
-            raise FloatingPointError(
-                f"Training ends at step {step}: the last {count} steps were not finite, also after "
-                f"going back {self.skips.returns} times to step {self.last_saved}. {CURE}"
-            )
-        self.report(
-            f"The last {count} steps, up to step {step}, were not finite and were skipped. "
-            f"Training goes back to step {self.last_saved} and continues with other data."
-        )
-        self.goodput.went_back()
-        with self.phases.during(phases.STARTING):
-            self._start(initialize, lambda checkpoint: self.runtime.restore(checkpoint.tensors))
-        self.events.restart(self.step + 1)
-        self.skips.went_back()
+        for skipped in self.meter.new_skips():
+            self.skipped = self.skipped + 1 if skipped else 0
+        return not self.skipped
 
     def _log(self):
         if self.meter.is_empty:
@@ -382,7 +364,6 @@ class _Loop:
         with self.phases.during(phases.SAVING):
             self.saver.save(self.step, {**self.runtime.state(), **state}, self.best, saved)
         self.saved_step = self.step
-        self.skips.saved()
 
     def _finish(self, finished):
         """Waits for the last checkpoint."""
@@ -396,8 +377,6 @@ class _Loop:
             self._save()
         with self.phases.during(phases.SAVING):
             self.saver.wait()
-        if self.step != self.saved_step:
-            self.goodput.went_back()
         self.goodput.end(finished)
         self.events.scalars(self.step, self._goodput_scalars())
         self.events.close()

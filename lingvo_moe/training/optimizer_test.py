@@ -8,7 +8,6 @@ from lingvo_moe.core.layer import Normal, Uniform, WeightSpec, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.adamw import AdamW
-from lingvo_moe.training.lion import Lion
 from lingvo_moe.training.muon import Muon
 from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm, zeros_like
 from lingvo_moe.training.schedules import Constant
@@ -86,19 +85,13 @@ def test_the_moving_average_by_hand(decay):
     np.testing.assert_array_equal(averaged.a, slots.a.ema)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "oracle"),
-    [
-        (AdamW, lambda: tf.keras.optimizers.AdamW(0.01, weight_decay=0.1, epsilon=1e-8)),
-        (Lion, lambda: tf.keras.optimizers.Lion(0.01, weight_decay=0.1)),
-    ],
-)
-def test_equals_keras_over_100_steps(optimizer, oracle):
+def test_adamw_equals_keras_over_100_steps():
     """Of Adafactor see adafactor_test.py."""
     weights = NestedMap(w=WeightSpec((3, 5, 4), Normal(1.0), "EMH"))
-    optimizer = optimizer(schedule=Constant(learning_rate=0.01), weight_decay=0.1)
+    optimizer = AdamW(schedule=Constant(learning_rate=0.01), weight_decay=0.1)
     theta, slots = init_theta(weights, 0), init_theta(optimizer.slots(weights), 0)
-    oracle, weight = oracle(), tf.Variable(theta.w)
+    oracle = tf.keras.optimizers.AdamW(0.01, weight_decay=0.1, epsilon=1e-8)
+    weight = tf.Variable(theta.w)
     update = tf.function(lambda *args: optimizer.update(*args, weights)[:2], autograph=False)
     rng = np.random.default_rng(1)
     for step in range(100):
@@ -109,10 +102,6 @@ def test_equals_keras_over_100_steps(optimizer, oracle):
 
 
 class StackingAdamW(AdamW):
-    takes_stacks = True
-
-
-class StackingLion(Lion):
     takes_stacks = True
 
 
@@ -145,7 +134,6 @@ CONSTANT = Constant(learning_rate=0.05)
         Adafactor(schedule=CONSTANT),
         Adafactor(schedule=CONSTANT, beta1=0.9, weight_decay=0.1),
         StackingAdamW(schedule=CONSTANT, weight_decay=0.1),
-        StackingLion(schedule=CONSTANT),
         Muon(schedule=CONSTANT, weight_decay=0.1),
     ],
 )
@@ -224,15 +212,6 @@ def test_rate_factors():
         np.testing.assert_allclose(before[path] - after, change, rtol=1e-5, err_msg=path)
 
 
-def test_rate_factors_that_cannot_be_meant():
-    weights = alike(w=((2,), "M"))
-    rate = Constant(learning_rate=0.5)
-    with pytest.raises(ValueError, match="'emb' is found in no name"):
-        AdamW(schedule=rate, rate_factors=(("emb", 0.1),)).slots(weights)
-    with pytest.raises(ValueError, match="freezes all weights; leave some out"):
-        AdamW(schedule=rate, rate_factors=(("", 0),)).slots(weights)
-
-
 def test_clip_by_global_norm():
     # √(3² + 4²) = 5
     grads = NestedMap(a=tf.constant([3.0, 0.0]), b=NestedMap(c=tf.constant([[4.0]])))
@@ -244,10 +223,3 @@ def test_clip_by_global_norm():
         clipped, norm = clip_by_global_norm(grads, max_norm)
         assert norm.numpy() == 5.0
         np.testing.assert_array_equal(clipped.a, grads.a)
-
-
-@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_the_norm_tells_of_gradients_that_are_not_finite(bad):
-    grads = NestedMap(a=tf.constant([1.0, bad]))
-    for max_norm in (1.0, None):
-        assert not np.isfinite(clip_by_global_norm(grads, max_norm)[1])

@@ -1,8 +1,12 @@
 """One of the processes that train together, and what they agree on."""
 
 import dataclasses
+import hashlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +27,26 @@ class Process:
     def all_have(self, value: int) -> bool:
         """Whether every process calls this with the same value; waits for them."""
         return self.minimum(value) == -self.minimum(-value)
+
+    def check_equal(self, value: Any) -> None:
+        """Checks that all processes call this with equal values; waits for them.
+
+        Each process compiles its own program with its params as constants, so different ones would
+        make copies of one weight differ, or one process wait for another without end.
+
+        Args:
+            value: of any type; its text is compared, with all digits of its arrays.
+
+        Raises:
+            ValueError: a value differs; in all processes.
+        """
+        with np.printoptions(threshold=sys.maxsize, precision=17):
+            digest = hashlib.sha256(repr(value).encode()).digest()
+        if not self.all_have(int.from_bytes(digest[:3])):
+            raise ValueError(
+                "Processes that train together must have the same model, params and data, and they "
+                "differ. Give all the same flags."
+            )
 
     @property
     def background(self) -> "Process":

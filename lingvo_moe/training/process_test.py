@@ -1,5 +1,9 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 
+from lingvo_moe.testing.shards import Barrier
 from lingvo_moe.training.process import ALONE, Process
 
 
@@ -24,3 +28,26 @@ def test_warnings_of_a_process_whose_report_is_silent(index, capsys):
     Process(index).warns(taken.append)("it stalls")
     assert taken == ([] if index else ["it stalls"])
     assert capsys.readouterr().err == ("process 1: it stalls\n" if index else "")
+
+
+def _differ(*values):
+    """Whether each of several processes, here threads, finds that their values differ."""
+    barrier = Barrier(len(values))
+
+    def run(i):
+        try:
+            Process(i, barrier.minimum_of(i)).check_equal(values[i])
+        except ValueError:
+            return True
+        return False
+
+    with ThreadPoolExecutor(len(values)) as threads:
+        return list(threads.map(run, range(len(values))))
+
+
+def test_values_that_differ_in_a_digit_are_an_error_in_all():
+    one, other = np.full((40, 40), 0.1), np.full((40, 40), 0.1)
+    assert _differ({"a": one}, {"a": other}) == [False, False]
+    other[20, 20] = np.nextafter(0.1, 1.0)
+    assert _differ({"a": one}, {"a": other}) == [True, True]
+    ALONE.check_equal(one)

@@ -112,7 +112,7 @@ class Saver:
             done: called by the background thread when the checkpoint is complete.
 
         Raises:
-            FloatingPointError, OSError, TypeError: the last save failed; see Checkpointer.save.
+            FloatingPointError, OSError: the last save failed; see Checkpointer.save.
         """
         self.wait()
         if not self._background:

@@ -14,11 +14,10 @@ from lingvo_moe.core.params import classes, override
 from lingvo_moe.layers.by_node import ByNode
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.training.adamw import AdamW
-from lingvo_moe.training.lion import Lion
 from lingvo_moe.training.schedules import Constant, Cosine
 
 REQUIRED = [Constant(learning_rate=1.0), Cosine(learning_rate=1.0, total_steps=9)]
-REQUIRED += [AdamW(schedule=REQUIRED[0]), Lion(schedule=REQUIRED[0])]
+REQUIRED += [AdamW(schedule=REQUIRED[0])]
 REQUIRED += [VExperts(devices=2, slots_per_device=2), ByNode(nodes=2, kept=1)]
 
 NO_NUMBERS = (math.nan, math.inf, -math.inf, 1e39, 10**400, -(10**400), True, "3", b"", [1], {})
