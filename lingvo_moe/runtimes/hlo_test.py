@@ -1,7 +1,4 @@
-import json
-
 from lingvo_moe.runtimes import hlo
-from lingvo_moe.testing.devices import run_on
 
 # Written by hand in the notations that XLA's CPU, GPU and TPU back ends print.
 PROGRAM = """\
@@ -111,47 +108,3 @@ def test_mesh_of_several_axes():
     )
     (found,) = hlo.collectives("ENTRY %main (x: f32[1]) -> f32[1] {\n" + text + "\n}")
     assert found.groups == ((0, 1, 2), (3, 4, 5))
-
-
-def test_programs_that_xla_compiled():
-    """From rows to columns, and a product whose cut dimension is contracted."""
-    (swap,), (contract,) = run_on(8, __file__)
-    # A device's piece is an eighth of 8 x 64 floats.
-    assert swap[:3] == ["all-to-all", 256, [list(range(8))]]
-    # Partial products of 2 x 5 floats; groups along b sum them.
-    assert contract[:3] == ["all-reduce", 2 * 5 * 4, [[0, 1, 2, 3], [4, 5, 6, 7]]]
-    assert contract[3].endswith("dot_general")
-
-
-def main():
-    """Prints [kind, bytes, groups, name] of the collectives of two programs."""
-    import jax
-    import numpy as np
-    from jax.sharding import Mesh, NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
-
-    def cut(*axes):
-        return NamedSharding(mesh, P(*axes))
-
-    swap = jax.jit(
-        lambda x: jax.lax.with_sharding_constraint(x * 2, cut(None, ("a", "b"))),
-        in_shardings=cut(("a", "b"), None),
-    )
-    contract = jax.jit(
-        lambda x, w: x @ w,
-        in_shardings=(cut("a", "b"), cut("b", None)),
-        out_shardings=cut("a", None),
-    )
-    programs = (swap, [(8, 64)]), (contract, [(4, 8), (8, 5)])
-    texts = [
-        function.lower(*(np.ones(shape, np.float32) for shape in shapes)).compile().as_text()
-        for function, shapes in programs
-    ]
-    found = [hlo.collectives(text) for text in texts]
-    print(json.dumps([[(c.kind, c.bytes, c.groups, c.op_name) for c in one] for one in found]))
-
-
-if __name__ == "__main__":
-    main()

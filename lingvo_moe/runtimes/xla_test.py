@@ -63,17 +63,6 @@ def test_batches_of_nearly_one_shape_share_a_program(traced):
     assert len(traced) == 1
 
 
-def test_another_length_penalty_needs_no_new_program(traced):
-    local, xla = runtimes("model.moe=None")
-    for penalty in (0.0, 4.0):
-        request = Request(BeamSearchParams(length_penalty=penalty, length_ratio=1.5))
-        tasks = np.zeros_like(LENGTHS)
-        found = xla.translate(IDS, LENGTHS, tasks, request)
-        wanted = local.translate(IDS, LENGTHS, tasks, request)
-        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4)
-    assert len(traced) == 2  # one of each runtime
-
-
 def test_other_numbers_of_sampling_need_no_new_program(traced):
     local, xla = runtimes("model.moe=None")
     tasks = np.zeros_like(LENGTHS)

@@ -42,12 +42,6 @@ def test_first_choices_and_their_gates_by_hand():
     np.testing.assert_array_equal(confidence, [[0, 0.25, 0], [0.5, 0, 0.75]])
 
 
-def test_load_by_group_by_hand():
-    # Token 1's second choice is dropped, but counts as wanted; padding has no choices.
-    load = group_load(before_capacity(ROUTING), 4)
-    np.testing.assert_array_equal(load, [[1, 1, 2, 0], [0, 1, 1, 0]])
-
-
 def metrics(training, group_loads=False, tokens_choose=True):
     stats = NestedMap(
         {name: tf.constant(2.0) for name in ("entropy", "capacity")},

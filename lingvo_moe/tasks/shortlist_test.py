@@ -45,25 +45,9 @@ def test_candidates_have_the_largest_dice_coefficients(model_dir):
         assert counts[row[row > 0]].tolist() == sorted(counts[counts > 0].tolist())[::-1][:30]
 
 
-def test_one_sentence_of_each_pair_is_counted_at_least(model_dir):
-    dataset = tiny_world.dataset()
-    made = make_shortlist(model_dir, dataset, 5, 30, 1, lambda line: None)
-    counted = {piece for piece, row in enumerate(made.by_piece) if row.any()}
-    firsts = [dataset.first_examples("train", pair.name, 1) for pair in dataset.pairs]
-    sources = [set(example.source.tolist()) for (example,) in map(list, firsts)]
-    assert counted == set().union(*sources) - set(range(UNK + 1))
-    assert len(sources) == 4
-
-
-def test_without_text_for_training_there_is_no_shortlist(model_dir):
-    nothing = tiny_world.without("train")
-    with pytest.raises(ValueError, match=r"has no target text in train, .* Give the data that"):
-        make_shortlist(model_dir, nothing, 5, 30, 100, lambda line: None)
-
-
 def test_from_the_tool_to_translations(model_dir, monkeypatch, capsys, tmp_path):
     model = lm.load(model_dir.path)
-    with pytest.raises(ValueError, match=r"there is no such file\)\. Make it with lingvo-moe-sho"):
+    with pytest.raises(ValueError, match="Make it"):
         model.translate(["kara"], "en", shortlist=True)
     flags = {"logdir": model_dir.path, "data": tiny_world.dataset().directory}
     flags |= {"candidates": 3, "frequent": 10, "sentences": 500}
@@ -87,8 +71,8 @@ def test_from_the_tool_to_translations(model_dir, monkeypatch, capsys, tmp_path)
     content = model_dir.shortlist_path.read_bytes()
     for damaged in (b"", content[: len(content) // 2]):
         model_dir.shortlist_path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="holds no shortlist of this model"):
+        with pytest.raises(ValueError, match="no shortlist"):
             load_shortlist(model_dir)
     model_dir.shortlist_path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"decoding\.shortlist cannot be set for an export; leave"):
+    with pytest.raises(ValueError, match="an export"):
         SavedModel().export(model_dir.with_overrides(["decoding.shortlist=True"]), tmp_path / "e")

@@ -51,17 +51,6 @@ GATINGS = [
 ]
 
 
-def test_experts_in_no_layer_are_refused():
-    params = override(get_params("tiny.MoE"), ["model.moe.every_n=3"])
-    with pytest.raises(ValueError, match=r"model\.moe\.every_n=3 leaves no layer with experts"):
-        TranslationTask(params, ("qna-en",), 9)
-
-
-def test_a_dense_model_has_no_experts_to_change():
-    with pytest.raises(ValueError, match="num_experts, z_loss_weight cannot be set: this model is"):
-        get_params("small.Dense").with_moe(num_experts=4, z_loss_weight=0.1)
-
-
 @pytest.mark.parametrize("gating", GATINGS)
 def test_every_gating_is_known_to_set_and_trains(gating):
     task = task_with(gating)
@@ -75,10 +64,7 @@ def test_every_gating_is_known_to_set_and_trains(gating):
 def test_refuses_to_decode_with_a_gating_that_depends_on_the_batch():
     task = task_with("ExpertChoice()")
     theta, ids = init_theta(task.weights(), 0), tf.ones([1, 5], tf.int32)
-    message = (
-        r"batch-independent gating, got ExpertChoice\(\).* Train a model with another model.moe"
-    )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="got ExpertChoice"):
         task.translate(theta, ids, tf.constant([5]))
 
 

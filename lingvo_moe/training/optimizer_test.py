@@ -167,24 +167,6 @@ def test_weights_that_are_alike_move_as_each_does_alone(optimizer, monkeypatch):
         np.testing.assert_array_equal(value, expected, err_msg=path)
 
 
-def test_an_update_that_looks_at_a_whole_weight_sees_one_at_a_time():
-    class ByNorm(Adafactor):
-        def update_weight(self, weight, slots, grad, spec, rate, count):
-            return rate * grad / tf.norm(grad), slots
-
-    # Unit steps: 3/5 and 4/5 of the first gradient, all of the second.
-    weights = alike(w=((2,), "M"))
-    theta = init_theta(weights, 0).map(tf.zeros_like)
-    grads = NestedMap.unflatten(
-        {f"w/{i}": tf.constant(grad) for i, grad in enumerate([[3.0, 4.0], [0.0, 9.0], [1.0, 0.0]])}
-    )
-    optimizer = ByNorm(schedule=Constant(learning_rate=1.0))
-    slots = init_theta(optimizer.slots(weights), 0)
-    moved, _, _ = optimizer.update(theta, slots, grads, tf.constant(0), weights)
-    for (_, end), expected in zip(moved.flatten(), [[0.6, 0.8], [0, 1], [1, 0]], strict=True):
-        np.testing.assert_allclose(-end, expected, rtol=1e-6)
-
-
 def test_rate_factors():
     """The first pattern found in a path counts; 0 freezes; weights alike stay together."""
     weights = alike(w=((2,), "M"), bias=((2,), "M"))

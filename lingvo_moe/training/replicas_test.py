@@ -51,13 +51,6 @@ def apply(source, width):
     return held.numpy()[:, 0], len(made)
 
 
-def test_rounds_by_hand():
-    # 0 <- 2, 2 <- 3: slot 0 first, which nobody needs. 4 and 5 swap. Three rounds of one, one, two.
-    held, count = apply(np.array([[2, 1, 3], [3, 5, 4]]), 2)
-    np.testing.assert_array_equal(held, [2, 1, 3, 3, 5, 4])
-    assert count == 3
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_rounds_are_all_moves_at_once(seed):
     rng = np.random.default_rng(seed)
@@ -65,13 +58,6 @@ def test_rounds_are_all_moves_at_once(seed):
     source = rng.permutation(size) if seed % 2 else rng.integers(0, size, size)
     held, _ = apply(source, width=int(rng.integers(2, 5)))
     np.testing.assert_array_equal(held, source)
-
-
-def test_a_model_without_tables_is_left_as_it_is():
-    weights, grads = NestedMap(gate=WEIGHTS.gate), NestedMap(gate=GRADS.gate)
-    assert merge_trees(grads, select_state(grads, weights)) is grads
-    assert sum_replicas(grads, NestedMap(), weights) is grads
-    assert copy_to_replicas(grads, NestedMap(), weights) is grads
 
 
 def test_optimizers_keep_nothing_of_tables_and_moves_take_their_memory_along():
@@ -120,16 +106,6 @@ def test_a_model_without_a_table_gets_each_expert_once():
     np.testing.assert_array_equal(found["slots/moe/experts/wi/mean"], rows[[2, 0]] + 1)
     assert found["theta/other/experts/wi"] is rows
     assert "theta/moe/placement" not in found
-
-
-def test_a_checkpoint_of_the_same_slots_is_left_as_it_is():
-    saved = {"theta/moe/placement": np.array([[1, 1], [0, 0]])}
-    assert relocate_experts(saved, WEIGHTS, NestedMap()) is saved
-
-
-def test_what_is_not_a_table():
-    with pytest.raises(ValueError, match=r"No table 'gate' places experts; .*'moe/placement'"):
-        tensors_to_move("gate", WEIGHTS, NestedMap())
 
 
 def test_tables_are_taken_out_and_put_back():

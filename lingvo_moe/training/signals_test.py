@@ -1,7 +1,6 @@
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -56,16 +55,3 @@ def test_after_nohup_a_terminal_may_go(monkeypatch):
             assert received() is None
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_another_thread_leaves_signals_alone():
-    before, seen = signal.getsignal(signal.SIGTERM), []
-
-    def run():
-        with signals.deferred() as received:
-            seen.extend([received(), signal.getsignal(signal.SIGTERM)])
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert seen == [None, before]
