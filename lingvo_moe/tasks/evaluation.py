@@ -26,7 +26,7 @@ from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.fit import fit_penalties
 from lingvo_moe.tasks.floor import nearest_targets, train_texts
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.pivot import Translate, directions, through, untrained_steps
+from lingvo_moe.tasks.pivot import Translate, directions, through
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
 from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translator
@@ -91,17 +91,6 @@ def evaluate(
         model_dir.tag(pivot)
     task, trained_on = model_dir.task, count_trained_on(model_dir, dataset, report)
     pivots = {name: pivot if trained_on[name] == 0 else None for name in references}
-    unknown = [name for name in references if trained_on[name] is None]
-    if pivot is not None and unknown and not model_dir.seen_pairs:
-        report(
-            f"Translated directly, not through {pivot}, because the model may have been trained on "
-            f"these pairs: {first_of(unknown)}"
-        )
-    if lost := untrained_steps(dataset, pivots, model_dir.seen_pairs):
-        report(
-            f"The model was not trained on {first_of(lost)}, needed to translate through {pivot}: "
-            f"expect poor translations, or give another --pivot."
-        )
     for name in _without_experts(task, dataset, pivots, bool(pairs)):
         report(f"{name}: the model has no experts for it, skipped")
         del references[name], pivots[name]

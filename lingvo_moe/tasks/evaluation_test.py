@@ -101,9 +101,8 @@ def test_a_report_appears_whole_and_serves_as_baselines_of_the_next(tmp_path, tr
 
 def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated, monkeypatch):
     monkeypatch.setattr(MODEL, "seen_pairs", ("qna-en",))
-    data, lines = without("train", "qta-en"), []
-    report = evaluate(tmp_path / "r", data=data, pivot="qna", report=lines.append)
-    assert any("not trained on qta-qna" in line for line in lines)
+    data = without("train", "qta-en")
+    report = evaluate(tmp_path / "r", data=data, pivot="qna")
     assert translated == ["qna-en", "qta-qna", "qna-en"]
     assert (report.pivot, report.averages["zero-shot"].of) == ("qna", 1)
     hypotheses = (tmp_path / "r" / "hypotheses" / "test" / "qta-en.hyp").read_text()
@@ -190,12 +189,10 @@ def test_of_a_model_of_other_data_it_may_be_known_what_it_was_trained_on(
 ):
     monkeypatch.setattr(MODEL, "data", None)
     monkeypatch.setattr(MODEL, "seen_pairs", seen)
-    lines, of_one = [], without("train", "qta-en")
-    report = evaluate(tmp_path / "r", of_one, report=lines.append, pivot="qna")
+    report = evaluate(tmp_path / "r", without("train", "qta-en"), pivot="qna")
     lines_of_one = dataset().pair("qna-en").examples["train"]
     assert [score.train_examples for score in report.pairs] == [lines_of_one, expected]
     assert translated == asked
-    assert any("not through qna, because" in line for line in lines) == (not seen)
 
 
 def test_the_floor_is_the_score_of_the_nearest_training_sentences(tmp_path, translated):

@@ -1,8 +1,7 @@
 """Translation in two steps, through a pivot language."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
-from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.translator import Translation
 
 # (sentences, target language, source language, warn=…) -> n best translations of each; such as a
@@ -32,21 +31,3 @@ def directions(source: str, target: str, pivot: str | None) -> list[tuple[str, s
     if pivot is None or pivot in (source, target):
         return [(source, target)]
     return [(source, pivot), (pivot, target)]
-
-
-def untrained_steps(
-    dataset: Dataset, pivots: Mapping[str, str | None], seen: Sequence[str]
-) -> list[str]:
-    """The pairs that a pivot needs and that the model was not trained on.
-
-    Args:
-        dataset: prepared data.
-        pivots: pair -> the pivot that it is translated through; None for none.
-        seen: the pairs that it was trained on; () if they are not known.
-    """
-    steps: dict[str, None] = {}
-    for name, pivot in pivots.items():
-        pair = dataset.pair(name)
-        if len(both := directions(pair.source, pair.target, pivot)) > 1:
-            steps |= dict.fromkeys(f"{source}-{target}" for source, target in both)
-    return [step for step in steps if seen and step not in seen]

@@ -11,8 +11,6 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
 
-# The counts are E x E for each layer; for more experts they would be larger than all others.
-
 _PER_LAYER = ("entropy", "capacity")
 _PER_EXPERT = ("load", "importance")
 
@@ -80,15 +78,15 @@ def routing_metrics(
     means.update({name: wide_rows(name) for name in _PER_EXPERT})
     metrics = means.map(lambda value: value * tokens)
     metrics.choices = wide_rows("choices")
-    routed = [
-        (output.routings[side][name], tf.reshape(pair_ids[side], [-1])) for side, name in names
-    ]
+    routed = [(output.routings[side][name], pair_ids[side]) for side, name in names]
     if tokens_choose:
         routed = [(before_capacity(routing), pairs) for routing, pairs in routed]
     for name in ("wanted", "dropped"):
         metrics[f"pair_{name}"] = tf.stack(
             [
-                tf.math.unsorted_segment_sum(tf.reshape(getattr(r, name), [-1]), pairs, num_pairs)
+                tf.math.unsorted_segment_sum(
+                    *(tf.reshape(x, [-1]) for x in (getattr(r, name), pairs)), num_pairs
+                )
                 for r, pairs in routed
             ]
         )
@@ -99,12 +97,39 @@ def routing_metrics(
             [tf.pad(s.source_load, [[0, 0], [0, widest - s.source_load.shape[1]]]) for s in layers]
         )
     if group_loads:
-        metrics.group_load = tf.stack([group_load(routing, widest) for routing, _ in routed])
+        metrics.group_load = tf.stack(
+            [
+                _count(r.dispatched, r.expert, tf.range(groups)[:, None, None], groups, widest)
+                for r, _ in routed
+                if (groups := r.expert.shape[0])
+            ]
+        )
     if not training:
-        metrics.pair_load = tf.stack([pair_load(r, p, num_pairs, widest) for r, p in routed])
-        firsts = [first_choices(r, p, num_pairs, widest) for r, p in routed]
-        metrics.pair_first, metrics.pair_confidence = map(tf.stack, zip(*firsts, strict=True))
+        counts = [_of_pairs(routing, pairs, num_pairs, widest) for routing, pairs in routed]
+        names = ("pair_load", "pair_first", "pair_confidence")
+        metrics.update(zip(names, map(tf.stack, zip(*counts, strict=True)), strict=True))
     return metrics
+
+
+def _of_pairs(routing, pairs, num_pairs, num_experts):
+    """The choices of each expert by tokens of each pair, the first ones, and sums of their gates.
+
+    float32 [P, E] each.
+    """
+    row = tf.reshape(pairs, tf.concat([tf.shape(routing.wanted), [1]], axis=0))  # [G, S, 1]
+    of = routing.expert, row, num_pairs, num_experts
+    first = tf.cast(routing.dispatched[..., :1], tf.float32)
+    of_first = routing.expert[..., :1], *of[1:]
+    sure = first * routing.confidence[..., None]
+    return _count(routing.dispatched, *of), _count(first, *of_first), _count(sure, *of_first)
+
+
+def _count(counted, expert, row, num_rows, num_experts):
+    """float32 [num_rows, num_experts]: `counted` summed by row and expert."""
+    cell = tf.reshape(row * num_experts + expert, [-1])
+    counted = tf.reshape(tf.cast(counted, tf.float32), [-1])
+    counts = tf.math.unsorted_segment_sum(counted, cell, num_rows * num_experts)
+    return tf.reshape(counts, [num_rows, num_experts])
 
 
 def choices_of(path: str, layers: Sequence[str], choices: tf.Tensor) -> tf.Tensor:
@@ -158,65 +183,3 @@ def before_capacity(routing: Routing) -> Routing:
     """The routing with all wanted choices as `dispatched`, for gatings where tokens choose."""
     choice = tf.range(float(routing.expert.shape[-1]))
     return routing._replace(dispatched=choice < routing.wanted[..., None])
-
-
-def pair_load(routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: int) -> tf.Tensor:
-    """The number of choices of each expert by tokens of each pair.
-
-    Args:
-        routing: of a layer.
-        pairs: int32 [G·S], the pair of each token.
-        num_pairs: P.
-        num_experts: E, or more.
-
-    Returns:
-        float32 [P, E].
-    """
-    expert, dispatched = _by_token(routing)
-    return _count(dispatched, pairs[:, None], num_pairs, expert, num_experts)
-
-
-def first_choices(
-    routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The number of first choices of each expert by tokens of each pair, and sums of their gates.
-
-    Args:
-        routing, pairs, num_pairs, num_experts: as for `pair_load`.
-
-    Returns:
-        float32 [P, E] each.
-    """
-    expert, dispatched = _by_token(routing)
-    expert, first = expert[:, 0], dispatched[:, 0]
-    sure = first * tf.reshape(routing.confidence, [-1])
-    return tuple(_count(of, pairs, num_pairs, expert, num_experts) for of in (first, sure))
-
-
-def group_load(routing: Routing, num_experts: int) -> tf.Tensor:
-    """The number of choices of each expert in each group.
-
-    Args:
-        routing: of a layer; its dispatched choices count.
-        num_experts: E, or more.
-
-    Returns:
-        float32 [G, E].
-    """
-    groups = routing.expert.shape[0]
-    group, counted = tf.range(groups)[:, None, None], tf.cast(routing.dispatched, tf.float32)
-    return _count(counted, group, groups, routing.expert, num_experts)
-
-
-def _count(counted, row, num_rows, expert, num_experts):
-    """float32 [num_rows, num_experts]: `counted` summed by row and expert, all of one shape."""
-    cell = tf.reshape(row * num_experts + expert, [-1])
-    counts = tf.math.unsorted_segment_sum(tf.reshape(counted, [-1]), cell, num_rows * num_experts)
-    return tf.reshape(counts, [num_rows, num_experts])
-
-
-def _by_token(routing):
-    """expert int32 and dispatched float32, [G·S, K] each."""
-    choices = routing.expert.shape[-1]
-    expert = tf.reshape(routing.expert, [-1, choices])
-    return expert, tf.cast(tf.reshape(routing.dispatched, [-1, choices]), tf.float32)

@@ -4,14 +4,7 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
-from lingvo_moe.tasks.routing_metrics import (
-    before_capacity,
-    first_choices,
-    group_load,
-    pair_load,
-    routing_metrics,
-    unused_experts,
-)
+from lingvo_moe.tasks.routing_metrics import routing_metrics, unused_experts
 
 # Four tokens in two groups, two choices each; the last choice of token 1 found no room, token 3 is
 # padding. Pairs: tokens 0 and 1 are of pair 1, token 2 of pair 0.
@@ -27,19 +20,6 @@ ROUTING = Routing(
     confidence=tf.constant([[0.5, 0.75], [0.25, 1.0]]),
 )
 PAIRS = tf.constant([[1, 1], [0, 0]])
-
-
-def test_load_by_pair_by_hand():
-    load = pair_load(ROUTING, tf.reshape(PAIRS, [-1]), 2, 3)
-    np.testing.assert_array_equal(load, [[0, 1, 1], [1, 0, 2]])
-
-
-def test_first_choices_and_their_gates_by_hand():
-    # Tokens 0 (expert 0, gate 0.5) and 1 (expert 2, gate 0.75) are of pair 1, token 2 (expert 1,
-    # gate 0.25) of pair 0; token 3 is padding.
-    first, confidence = first_choices(ROUTING, tf.reshape(PAIRS, [-1]), 2, 3)
-    np.testing.assert_array_equal(first, [[0, 1, 0], [1, 0, 1]])
-    np.testing.assert_array_equal(confidence, [[0, 0.25, 0], [0.5, 0, 0.75]])
 
 
 def metrics(training, group_loads=False, tokens_choose=True):
@@ -68,16 +48,19 @@ def test_counts_are_counts_and_means_are_weighted_by_tokens():
     # The choices of the experts page and of pruning are those before capacity.
     np.testing.assert_array_equal(result.pair_load, [[[0, 1, 1], [1, 1, 2]]])
     made = metrics(training=False, tokens_choose=False)
-    np.testing.assert_array_equal(
-        made.pair_load, [pair_load(ROUTING, tf.reshape(PAIRS, [-1]), 2, 3)]
-    )
+    np.testing.assert_array_equal(made.pair_load, [[[0, 1, 1], [1, 0, 2]]])
+    # Tokens 0 (expert 0, gate 0.5) and 1 (expert 2, gate 0.75) are of pair 1, token 2 (expert 1,
+    # gate 0.25) of pair 0; token 3 is padding.
+    np.testing.assert_array_equal(made.pair_first, [[[0, 1, 0], [1, 0, 1]]])
+    np.testing.assert_array_equal(made.pair_confidence, [[[0, 0.25, 0], [0.5, 0, 0.75]]])
 
 
 def test_dear_counts_are_left_out_in_training():
     assert "pair_load" not in metrics(training=True)
     assert "group_load" not in metrics(training=True)
     loads = metrics(training=True, group_loads=True).group_load
-    np.testing.assert_array_equal(loads, [group_load(before_capacity(ROUTING), 3)])
+    # Token 1's second choice is dropped, but counts as wanted; padding has no choices.
+    np.testing.assert_array_equal(loads, [[[1, 1, 2], [0, 1, 1]]])
 
 
 def test_unused_experts_by_hand():
