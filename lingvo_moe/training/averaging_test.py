@@ -24,7 +24,7 @@ def test_the_moving_average_replaces_the_weights_that_have_one():
 def test_the_mean_of_the_last_checkpoints():
     last = Last(3)
     assert last.steps([1, 2, 5, 9, 12], 9) == [2, 5, 9]
-    with pytest.raises(ValueError, match=r"needs 3 checkpoints up to step 2; there are \[1, 2\]"):
+    with pytest.raises(ValueError, match="needs 3"):
         last.steps([1, 2, 5], 2)
     weights = [[1.0, 2.0], [4.0, 2.0], [4.0, 5.0]]
     used = last([TENSORS | {"theta/a/w": np.array(w, np.float32)} for w in weights])
@@ -33,5 +33,5 @@ def test_the_mean_of_the_last_checkpoints():
     np.testing.assert_array_equal(used["theta/a/w"][1:], [3])
     assert int(used["step"]) == 3
     moved = TENSORS | {"theta/a/placement": np.array([1, 0], np.int32)}
-    with pytest.raises(ValueError, match=r"Last\(n=3\) cannot average .* experts moved"):
+    with pytest.raises(ValueError, match="experts moved"):
         last([TENSORS, moved, TENSORS])
