@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,22 +50,18 @@ def join_processes(
         yield ALONE
         return
     met = distributed.global_state
+    where = "the cluster's address" if coordinator in (None, AUTO) else coordinator
+    print(f"Waiting for the other processes at {where} …", file=sys.stderr, flush=True)
     if coordinator in (None, AUTO):
-        _report_waiting("the cluster's address")
         _initialize()
         number, members = met.process_id, _meet_in_a_cluster(met)
     else:
-        _report_waiting(coordinator)
         number, members = index or 0, _meet(coordinator, index, count)
     with end_together(number, members):
         if met.client is None:
             _initialize(coordinator, index, count)
         exchange = TextExchange(met.client, met.process_id, met.num_processes)
         yield Process(met.process_id, _minimum, exchange)
-
-
-def _report_waiting(where):
-    print(f"Waiting for the other processes at {where} …", file=sys.stderr, flush=True)
 
 
 def _meet(coordinator, index, count) -> list[Member]:
@@ -91,14 +86,12 @@ def _meet_in_a_cluster(met) -> list[Member]:
 
 def _initialize(coordinator=None, index=None, count=None):
     """Connects JAX; it reads from the cluster what is not given."""
-    timer = threading.Timer(_MEET_SECONDS, _exit_unconnected)
-    timer.start()
     try:
         jax.distributed.initialize(
             coordinator,
             count,
             index,
-            initialization_timeout=2 * _MEET_SECONDS,
+            initialization_timeout=_MEET_SECONDS,
             heartbeat_timeout_seconds=_SILENCE_SECONDS,
         )
     except ValueError as error:
@@ -109,8 +102,6 @@ def _initialize(coordinator=None, index=None, count=None):
             "with the Python package kubernetes); give --coordinator=HOST:PORT, --process_index "
             "and --process_count."
         ) from error
-    finally:
-        timer.cancel()
     if _has_all_gpus() and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
         for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
             jax.config.update(name, "all")
@@ -123,16 +114,6 @@ def _has_all_gpus() -> bool:
     """
     tasks, nodes = (os.environ.get(f"SLURM_STEP_NUM_{name}") for name in ("TASKS", "NODES"))
     return tasks == nodes is not None or "SLURM_GPUS_PER_TASK" in os.environ
-
-
-def _exit_unconnected():
-    print(
-        f"error: Not all processes connected within {_MEET_SECONDS} s. Start all of them with the "
-        f"same address and count, each with its own index.",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
 
 
 def _check(coordinator, index, count):

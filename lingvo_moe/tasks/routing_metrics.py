@@ -106,8 +106,8 @@ def routing_metrics(
         )
     if not training:
         counts = [_of_pairs(routing, pairs, num_pairs, widest) for routing, pairs in routed]
-        names = ("pair_load", "pair_first", "pair_confidence")
-        metrics.update(zip(names, map(tf.stack, zip(*counts, strict=True)), strict=True))
+        fields = ("pair_load", "pair_first", "pair_confidence")
+        metrics.update(zip(fields, map(tf.stack, zip(*counts, strict=True)), strict=True))
     return metrics
 
 
