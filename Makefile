@@ -100,8 +100,8 @@ gpu-export: setup  ## programs and scripts to measure on a GPU: build/gpu
 	for experts in 16 64 128; do \
 	  $(BIN)/lingvo-moe-export $(GPU_STEP) --set=model.moe.num_experts=$$experts --output=$(GPU)/experts$$experts || exit 1; \
 	done
-	$(BIN)/lingvo-moe-export $(GPU_STEP) --set=model.moe.num_experts=16 --set="model.moe.dispatcher=Ragged()" \
-	  --set=model.moe.capacity_factor=None --output=$(GPU)/dropless16
+	$(BIN)/lingvo-moe-export $(GPU_STEP) --set=model.moe.num_experts=16 --set="model.moe.training=Ragged()" \
+	  --set=model.moe.training.capacity_factor=None --output=$(GPU)/dropless16
 	rm -f $(GPU)/*/*.mlir
 	cp benchmarks/block_sparse.py benchmarks/gpu_step.py benchmarks/_torch_model.py $(GPU)
 

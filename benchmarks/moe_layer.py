@@ -32,8 +32,8 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import NOTHING, Gating
 from lingvo_moe.gatings.queues import route_choices
 from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
-from lingvo_moe.layers.dropless import Dropless
+from lingvo_moe.layers.dispatch import Einsum, Gather
+from lingvo_moe.layers.dropless import Dropless, Ragged
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.testing.peak import flops, products
@@ -51,11 +51,11 @@ LOADS = {
     "Zipf": [1.0 / (i + 1) for i in range(_SKEWED)],
     "all to one": [1.0] + [0.0] * (_SKEWED - 1),
 }
-# The dispatcher, whether XLA compiles it, and whether it is padded to the busiest expert.
+# The policy by the capacity factor of the busiest expert, and whether XLA compiles it.
 WAYS = {
-    "Gather(), padded": (Gather(), False, True),
-    "Ragged()": (Ragged(), False, False),
-    "Dropless(), XLA": (Dropless(), True, False),
+    "Gather(), padded": (lambda busiest: Gather(capacity_factor=busiest), False),
+    "Ragged()": (lambda _: Ragged(), False),
+    "Dropless(), XLA": (lambda _: Dropless(), True),
 }
 
 
@@ -85,7 +85,8 @@ def layer_of(**params) -> MoE:
 
 def step(theta: NestedMap, ids: np.ndarray, jit: bool = False, **params):
     """A function without arguments: that layer forward and backward, all gradients computed."""
-    return backward(layer_of(num_groups=ids.shape[0], **params), theta, ids, jit)
+    params["training"] = dataclasses.replace(params["training"], groups=ids.shape[0])
+    return backward(layer_of(**params), theta, ids, jit)
 
 
 def backward(layer: MoE | Published, theta: NestedMap, ids: np.ndarray, jit: bool = False):
@@ -138,18 +139,16 @@ def layers(num_experts: int, groups: int, **timing) -> None:
     theta = init_theta(layer_of(num_experts=num_experts).weights(), 0).map(tf.Variable)
     ids = np.zeros([groups, TOKENS], np.int32)
     common: dict[str, Any] = {"num_experts": num_experts, "gating": TopK(k=2)}
-    limited = common | {"capacity_factor": 2.0}
-    unlimited = common | {"capacity_factor": None}
     published = backward(Published(num_experts, 2 * TOKENS // num_experts), theta, ids)
     runs = {
         PEAK: products(_PRODUCTS),
         "the experts' products alone": experts_alone(num_experts, 2 * groups * TOKENS),
         "as published, capacity 2.0": published,
-        "Einsum(), capacity 2.0": step(theta, ids, dispatcher=Einsum(), **limited),
-        "Gather(), capacity 2.0": step(theta, ids, dispatcher=Gather(), **limited),
-        "Gather(), capacity 2.0, XLA": step(theta, ids, jit=True, dispatcher=Gather(), **limited),
-        "Ragged()": step(theta, ids, dispatcher=Ragged(), **unlimited),
-        "Dropless(), XLA": step(theta, ids, jit=True, dispatcher=Dropless(), **unlimited),
+        "Einsum(), capacity 2.0": step(theta, ids, training=Einsum(), **common),
+        "Gather(), capacity 2.0": step(theta, ids, training=Gather(), **common),
+        "Gather(), capacity 2.0, XLA": step(theta, ids, jit=True, training=Gather(), **common),
+        "Ragged()": step(theta, ids, training=Ragged(), **common),
+        "Dropless(), XLA": step(theta, ids, jit=True, training=Dropless(), **common),
     }
     for name, run in runs.items():
         if "capacity 2.0" in name:  # these drop the same choices
@@ -172,9 +171,9 @@ def skewed_step(way: str, load: str, groups: int) -> Callable[[], object]:
     theta = init_theta(layer_of(num_experts=_SKEWED).weights(), 0).map(tf.Variable)
     ids = ids_of(LOADS[load], groups)
     busiest = float(np.bincount(ids[0]).max() * _SKEWED / TOKENS)
-    dispatcher, jit, padded = WAYS[way]
-    params = {"dispatcher": dispatcher, "capacity_factor": busiest if padded else None}
-    return step(theta, ids, jit, num_experts=_SKEWED, gating=ById(), **params)
+    policy, jit = WAYS[way]
+    given = {"gating": ById(), "training": policy(busiest)}
+    return step(theta, ids, jit, num_experts=_SKEWED, **given)
 
 
 def skew(groups: int, **timing) -> None:

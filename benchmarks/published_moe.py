@@ -49,7 +49,7 @@ class Published:
         loss = tf.reduce_mean(queued / tokens * mean_gates) * self._num_experts**2
         combine = self._combine(gate_1 / both, first, 0.0)
         combine += self._combine(gate_2 / both, second, queued)
-        return combine, 0.01 * loss  # MoEParams.aux_loss_weight
+        return combine, 0.01 * loss  # the weight of the balance loss
 
     def _combine(self, gate, mask, queued):
         place = tf.reduce_sum((tf.cumsum(mask, axis=1, exclusive=True) + queued) * mask, axis=-1)

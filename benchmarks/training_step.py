@@ -25,8 +25,8 @@ from lingvo_moe.tasks.translation import TranslationTask
 
 VARIANTS = {
     "gather (the default)": (),
-    "einsum": ("model.moe.dispatcher=Einsum()",),
-    "ragged, no capacity": ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None"),
+    "einsum": ("model.moe.training=Einsum()",),
+    "ragged, no capacity": ("model.moe.training=Ragged()"),
     "64 experts, gather": ("model.moe.num_experts=64",),
     "dense twin": ("model.moe=None",),
 }

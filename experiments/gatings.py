@@ -38,8 +38,8 @@ from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
 
 _LAST = 100  # steps that drop rate and balance are averaged over
-_GROUPS = "model.moe.num_groups=4"  # the groups of four devices
-_NO_LOSS = "model.moe.aux_loss_weight=0.0"
+_GROUPS = "model.moe.training.groups=4"  # the groups of four devices
+_NO_LOSS = "model.moe.gating.balance.weight=0.0"
 
 
 class Policy(NamedTuple):
@@ -50,7 +50,7 @@ class Policy(NamedTuple):
 
 
 def _gating(text: str, capacity_factor: float, *more: str) -> Policy:
-    factor = f"model.moe.capacity_factor={capacity_factor}"
+    factor = f"model.moe.training.capacity_factor={capacity_factor}"
     return Policy([_GROUPS, f"model.moe.gating={text}", factor, *more])
 
 
@@ -70,11 +70,11 @@ POLICIES = {
     "`TopK(k=2)` without balance": _top_2("", _NO_LOSS),
     "`LossFree()` and `BySequence()` of weight 0.0001": _top_2(
         ",scores=Sigmoid(),bias=LossFree(),balance=BySequence()",
-        "model.moe.aux_loss_weight=0.0001",
+        "model.moe.gating.balance.weight=0.0001",
     ),
     "`TopK(k=2, limit=NodeLimited(nodes=2, kept=1))`": _top_2(",limit=NodeLimited(nodes=2,kept=1)"),
     "`Switch()` of 7 experts, and one always on": _gating(
-        "Switch()", 1.25, "model.moe.num_experts=7", "model.moe.always_on_experts=1"
+        "Switch()", 1.25, "model.moe.num_experts=7", "model.moe.shared=AlwaysOn(experts=1)"
     ),
     "`finegrained.Tiny`: 8 of 32": Policy([_GROUPS], "finegrained.Tiny"),
     "`finegrained.TinyToday`: 6 of 30, two always on, DeepSeek-V3's router": Policy(
@@ -85,22 +85,22 @@ POLICIES = {
     "`Top2(second_expert='never')`": _gating("Top2(second_expert='never')", 2.0),
     "`TopK(k=3)`": _gating("TopK(k=3)", 3.0),
     "`Switch()`": _gating("Switch()", 1.25),
-    "`ExpertChoice()`": _gating("ExpertChoice()", 2.0, "model.moe.eval_capacity_factor=2.0"),
+    "`ExpertChoice()`": _gating("ExpertChoice()", 2.0),
     "`Hash()`": _gating("Hash()", 2.0),
     "`Balanced()`": _gating("Balanced()", 1.25),
     "`Top2()` by source language": _gating("Top2()", 2.0, "model.moe.router=ByTask(task='source')"),
     "no experts: the dense twin": Policy(["model.moe=None"]),
     # The layout of MegaBlocks, without a capacity and with two of them; docs/dropless.md.
     **{
-        f"MegaBlocks, capacity factor {factor}": Policy(
+        f"MegaBlocks, {training}": Policy(
             [
                 *("model.moe.gating=Switch()", "model.moe.num_experts=16"),
-                *("model.moe.hidden_dim=256", "model.moe.every_n=1"),
-                *("model.moe.aux_loss_weight=0.001", f"model.moe.capacity_factor={factor}"),
-                *(() if factor else ("model.moe.dispatcher=Ragged()",)),
+                *("model.moe.expert.hidden_dim=256", "model.moe.every_n=1"),
+                "model.moe.gating.balance.weight=0.001",
+                f"model.moe.training={training}",
             ]
         )
-        for factor in (None, 2.0, 1.0)
+        for training in ("Ragged()", "Gather(capacity_factor=2.0)", "Gather(capacity_factor=1.0)")
     },
 }
 

@@ -28,7 +28,7 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.dispatch import Dispatcher, Gather
-from lingvo_moe.layers.fitted import Fitted, rungs_of
+from lingvo_moe.layers.fitted import Fitted
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.vexperts import VExperts
@@ -54,24 +54,21 @@ class Regression:
     """One MoE layer that learns to reproduce its inputs [devices, tokens, M]; see train.step."""
 
     dispatcher: Dispatcher
-    capacity_factor: float | None = None
 
     @property
     def layer(self) -> MoE:
         """The layer; its router uses the first E elements of a token as scores (see `starting`)."""
         params = MoEParams(
             num_experts=EXPERTS,
-            num_groups=DEVICES,
-            capacity_factor=self.capacity_factor,
             gating=TopK(k=2),
-            dispatcher=self.dispatcher,
+            training=dataclasses.replace(self.dispatcher, groups=DEVICES),
         )
         return MoE(model_dim=MODEL, hidden_dim=HIDDEN, params=params)
 
     @property
     def rungs(self):
         """See TranslationTask."""
-        return tuple(dataclasses.replace(self, dispatcher=one) for one in rungs_of(self.dispatcher))
+        return tuple(dataclasses.replace(self, dispatcher=one) for one in self.dispatcher.rungs)
 
     def for_xla(self, groups):
         """See TranslationTask; nothing is evaluated here."""
@@ -144,7 +141,7 @@ def schedule() -> Scheduler:
 def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
     """Prints a table."""
     ways = {
-        "Gather(), capacity 2.0": (Regression(Gather(), 2.0), None),
+        "Gather(), capacity 2.0": (Regression(Gather()), None),
         "Fitted()": (Regression(Fitted()), None),
         "VExperts(8, 2)": (Regression(VExperts(devices=8, slots_per_device=2)), scheduler),
         "VExperts(8, 4)": (Regression(VExperts(devices=8, slots_per_device=4)), scheduler),

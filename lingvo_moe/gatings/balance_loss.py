@@ -8,20 +8,26 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params
+from lingvo_moe.core.fields import NonNegativeFloat, Params
 from lingvo_moe.gatings.base import NOTHING, Extras
 from lingvo_moe.gatings.choices import group_counts, top_choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BalanceLoss(Params, abc.ABC):
-    """A loss that is 1.0 at perfect balance: E times shares of choices times mean gates."""
+    """A loss that is 1.0 at perfect balance: E times shares of choices times mean gates.
+
+    Attributes:
+        weight: its factor in the objective.
+    """
+
+    weight: NonNegativeFloat = 0.01
 
     @abc.abstractmethod
     def __call__(
         self, gates: tf.Tensor, expert: tf.Tensor, mask: tf.Tensor, extras: Extras = NOTHING
     ) -> tf.Tensor:
-        """float32 [], differentiable through the gates.
+        """float32 [], without the weight, differentiable through the gates.
 
         Args:
             gates: float32 [G, S, E]; those of a token sum to 1.
@@ -62,6 +68,8 @@ class BySequence(BalanceLoss):
     tokens with e among their K highest gates, without any bias or limit; P_e is the mean gate. A
     sentence is a segment of a packed row. The paper's weight is 0.0001, together with `LossFree`.
     """
+
+    weight: NonNegativeFloat = 0.0001
 
     def __call__(self, gates, expert, mask, extras=NOTHING):
         """As in BalanceLoss.

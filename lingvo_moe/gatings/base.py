@@ -25,7 +25,9 @@ class Routing(NamedTuple):
             not taken.
         wanted: float32 [G, S], number of choices of a token before capacity; 0 for padding.
         dropped: float32 [G, S], number of them that exceed the capacity.
-        aux_loss: float32 [], the balance loss, averaged over groups; 1.0 at perfect balance.
+        aux_loss: float32 [], the balance loss, averaged over groups; 1.0 at perfect balance. It is
+            a statistic.
+        loss: float32 [], the same with its weight, for the objective.
         stats: NestedMap of float32 statistics: `load` [E], each expert's share of the first
             choices; `choices` [E], number of choices of an expert before capacity; `drop_rate` [],
             dropped / wanted.
@@ -41,7 +43,14 @@ class Routing(NamedTuple):
     dropped: tf.Tensor
     aux_loss: tf.Tensor
     stats: NestedMap
+    loss: tf.Tensor | float = 0.0
     confidence: tf.Tensor | None = None
+
+    def with_confidence(self, logits: tf.Tensor) -> "Routing":
+        """The Routing with `confidence`, from the scores [G, S, E]."""
+        is_first = tf.one_hot(self.expert[..., 0], logits.shape[-1])
+        gate = tf.reduce_sum(tf.nn.softmax(logits) * is_first, axis=-1)
+        return self._replace(confidence=gate)
 
 
 class Extras(NamedTuple):

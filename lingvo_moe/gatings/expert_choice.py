@@ -4,8 +4,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveFloat
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.base import NOTHING, Gating, Routing
+from lingvo_moe.gatings.base import NOTHING, Gating, Routing, expert_capacity
 from lingvo_moe.gatings.queues import drop_rate, load_share
 
 
@@ -22,7 +23,13 @@ class ExpertChoice(Gating):
 
     In the Routing K is E: choice e of a token is expert e. A token counts as dropped if no expert
     takes it. The statistics `load` and `choices` count the taken tokens.
+
+    Attributes:
+        capacity_factor: C = ceil(capacity_factor · S / E), the paper's k; a lower capacity of the
+            dispatcher limits it.
     """
+
+    capacity_factor: PositiveFloat = 2.0
 
     @property
     def batch_independent(self):
@@ -32,14 +39,16 @@ class ExpertChoice(Gating):
         """As in Gating.
 
         Raises:
-            ValueError: capacity is None.
+            ValueError: S is not static, as in decoding.
         """
         del context, extras
-        if capacity is None:
+        own = expert_capacity(self.capacity_factor, logits.shape[1], logits.shape[-1])
+        if own is None:
             raise ValueError(
-                "ExpertChoice needs a capacity, the number of tokens that each expert takes, but "
-                "got None. Set moe.capacity_factor, and moe.eval_capacity_factor for evaluation."
+                f"{self} compares the tokens of a group, so it needs a static shape; got "
+                f"{logits.shape}."
             )
+        capacity = min(own, capacity or own)
         gates = tf.nn.softmax(logits)  # [G, S, E]
         position = _ranks(tf.where(mask[..., None], gates, -1.0))  # padding is last in every order
         taken = mask[..., None] & (position < capacity)

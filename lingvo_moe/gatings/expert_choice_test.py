@@ -7,6 +7,7 @@ from lingvo_moe.gatings.expert_choice import ExpertChoice
 from lingvo_moe.testing import slow_routing
 
 TRAINING = Context(tf.constant([1, 2]))
+LIMITED_BY_CAPACITY = ExpertChoice(capacity_factor=64.0)
 
 
 @pytest.mark.parametrize("name", [n for n in slow_routing.CASES if n != "unlimited"])
@@ -15,7 +16,7 @@ def test_equals_the_slow_loop(name, context):
     logits, mask, capacity = slow_routing.case(name)
     # The paper ranks gates; in float32, so that equal gates are equal here too.
     gates = tf.nn.softmax(logits).numpy()
-    routing = ExpertChoice().route(tf.constant(logits), tf.constant(mask), capacity, context)
+    routing = LIMITED_BY_CAPACITY.route(tf.constant(logits), tf.constant(mask), capacity, context)
     load, nobodys = np.zeros(logits.shape[-1]), 0
     for g in range(len(logits)):
         expected = slow_routing.take(gates[g], mask[g], capacity)
@@ -46,7 +47,7 @@ def test_without_room_for_all_padding_is_last():
     assert routing.dispatched[0].numpy().tolist() == [[False] * 2, [False, True], [True, False]]
     np.testing.assert_allclose(routing.stats.load, [0.5, 0.5])
     assert routing.stats.drop_rate.numpy() == 0.0
-    everyone = ExpertChoice().route(logits, mask, 3, TRAINING)
+    everyone = LIMITED_BY_CAPACITY.route(logits, mask, 3, TRAINING)
     assert everyone.dispatched[0].numpy().tolist() == [[False] * 2, [True] * 2, [True] * 2]
 
 
@@ -63,8 +64,20 @@ def test_all_padding_gives_zeros():
     np.testing.assert_array_equal(routing.stats.load, [0.0] * 4)
 
 
-def test_it_needs_a_capacity():
-    with pytest.raises(
-        ValueError, match=r"needs a capacity.*Set moe.capacity_factor, and moe.eval_c"
-    ):
-        ExpertChoice().route(tf.zeros([1, 2, 4]), tf.ones([1, 2], tf.bool), None, EVALUATION)
+def test_its_own_capacity_factor():
+    """Two tokens of each expert, ceil(1.5 · 4 / 3), where the policy has room for all."""
+    routing = ExpertChoice(capacity_factor=1.5).route(
+        tf.random.stateless_normal([1, 4, 3], [1, 2]), tf.ones([1, 4], tf.bool), None, TRAINING
+    )
+    np.testing.assert_array_equal(routing.stats.choices, [2, 2, 2])
+
+
+def test_it_needs_a_static_shape():
+    @tf.function(input_signature=[tf.TensorSpec([1, None, 4])], autograph=False)
+    def route(logits):
+        return ExpertChoice().route(
+            logits, tf.ones(tf.shape(logits)[:2], tf.bool), None, EVALUATION
+        )
+
+    with pytest.raises(ValueError, match="static shape"):
+        route.get_concrete_function()

@@ -16,7 +16,7 @@ class LossFree(Params):
     Wang et al. 2024 (arXiv 2408.15664), Algorithm 1. After each step the bias of an expert with
     less than the mean load rises by `rate`, that of one with more falls by it. The load is of all
     choices of the whole batch, before capacity. The bias has no gradient; it is saved, exported and
-    used in decoding like a weight. Set moe.aux_loss_weight to 0, or to a small value for
+    used in decoding like a weight. Set balance.weight to 0, or use
     BySequence.
 
     Attributes:

@@ -44,6 +44,7 @@ def route_choices(
     fits = wanted if capacity is None else wanted & (position < capacity)
     wanted_count, kept_count = (tf.reduce_sum(tf.cast(x, tf.float32), -1) for x in (wanted, fits))
     dropped = wanted_count - kept_count
+    aux_loss = balance(gates, expert, mask, extras)
     return Routing(
         expert=expert,
         position=position,
@@ -51,7 +52,8 @@ def route_choices(
         dispatched=fits,
         wanted=wanted_count,
         dropped=dropped,
-        aux_loss=balance(gates, expert, mask, extras),
+        aux_loss=aux_loss,
+        loss=balance.weight * aux_loss,
         stats=NestedMap(
             load=load_share(first),
             choices=tf.reduce_sum(group_counts(expert, wanted, num_experts), axis=0),

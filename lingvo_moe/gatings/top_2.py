@@ -5,6 +5,7 @@ from typing import Literal
 
 import tensorflow as tf
 
+from lingvo_moe.gatings.balance_loss import BY_GROUP, BalanceLoss
 from lingvo_moe.gatings.base import NOTHING, Gating
 from lingvo_moe.gatings.choices import top_choices
 from lingvo_moe.gatings.queues import route_choices
@@ -26,15 +27,16 @@ class Top2(Gating):
             evaluation these three take the second best. "never" takes no second expert, in
             evaluation too; the best one keeps Algorithm 1's weight g1 / (g1 + g2), because a weight
             of 1 would give the router no gradient (with the weight g1 it would be `Switch`).
+        balance: the balance loss.
 
     Raises:
         ValueError: second_expert has another value.
     """
 
     second_expert: Literal["always", "random", "sampled", "never"] = "random"
+    balance: BalanceLoss = BY_GROUP
 
     def route(self, logits, mask, capacity, context, extras=NOTHING):
-        del extras
         gates, num_experts = tf.nn.softmax(logits), logits.shape[-1]  # [G, S, E]
         if self.second_expert == "sampled" and context.training and num_experts > 1:
             weight, expert = _first_and_drawn(gates, logits, context)
@@ -43,7 +45,10 @@ class Top2(Gating):
         weight /= tf.reduce_sum(weight, axis=-1, keepdims=True)
         if self.second_expert == "never":
             expert, weight = expert[..., :1], weight[..., :1]
-        return route_choices(gates, expert, weight, mask, capacity, self._take(weight, context))
+        taken = self._take(weight, context)
+        return route_choices(
+            gates, expert, weight, mask, capacity, taken, balance=self.balance, extras=extras
+        )
 
     def _take(self, weight, context):
         """bool [G, S, K]: whether the random draw takes each choice; None for all."""

@@ -34,7 +34,7 @@ class TopK(Gating):
         scale: factor of the weights after normalisation.
         bias: added to the scores only for choosing; None for no bias.
         limit: limit on the nodes of a token's experts; None for no limit.
-        balance: the balance loss, with the weight moe.aux_loss_weight.
+        balance: the balance loss.
 
     Raises:
         ValueError: k < 1, or, in `check` and `route`, k > E, or a limit that leaves fewer than k;

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.fields import PositiveInt
+from lingvo_moe.core.fields import PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.node_limited import NodeLimited
 from lingvo_moe.gatings.queues import queue_positions
@@ -45,39 +45,38 @@ class ByNode(Dispatcher):
     Attributes:
         nodes: N; on a mesh each device has one node, or several.
         kept: number of nodes that a token may use; both as in the gating's limit.
+        capacity_factor: see `Buffered`.
 
     Raises:
         ValueError: in `check`, another limit; in `check_pieces` and `dispatch`, a mesh with more
             devices than nodes.
     """
 
-    needs_static_shapes = True
-
     nodes: PositiveInt
     kept: PositiveInt
+    capacity_factor: PositiveFloat | None = 2.0
 
-    def check(self, moe):
+    def check(self, gating):
         """See Dispatcher."""
         limit = NodeLimited(nodes=self.nodes, kept=self.kept)
-        if getattr(moe.gating, "limit", None) != limit:
+        if getattr(gating, "limit", None) != limit:
             raise ValueError(
-                f"moe.dispatcher={self} needs a gating with the same limit, but got {moe.gating}; "
-                f"set moe.gating=TopK(…, limit={limit})."
+                f"model.moe.training={self} needs a gating with the same limit, but got {gating}; "
+                f"set model.moe.gating=TopK(…, limit={limit})."
             )
 
     def check_pieces(self, pieces):
         """See Dispatcher."""
         if self.nodes % pieces:
             raise ValueError(
-                f"moe.dispatcher={self} does not fit a mesh that splits experts into {pieces} "
+                f"model.moe.training={self} does not fit a mesh that splits experts into {pieces} "
                 f"pieces; set nodes to {pieces} or a multiple of it, or change the mesh."
             )
 
-    def rows_sent(self, moe, group_size, capacity):
+    def rows_sent(self, num_experts, choices, group_size):
         """See Dispatcher."""
-        if moe.capacity_factor is None:
-            capacity = None
-        return self.nodes * self._room(moe.num_experts, moe.gating.k, group_size, capacity)
+        capacity = self.capacity(group_size, num_experts)
+        return self.nodes * self._room(num_experts, choices, group_size, capacity)
 
     def dispatch(self, inputs, routing, capacity, experts):
         """See Dispatcher; the statistic `lost` [] counts choices for which a node had no room."""

@@ -15,7 +15,7 @@ from lingvo_moe.gatings.node_limited import NodeLimited
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.by_node import ByNode
-from lingvo_moe.layers.dispatch import Dispatcher, Gather
+from lingvo_moe.layers.dispatch import Gather
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.testing.devices import run_on
@@ -27,16 +27,16 @@ SIZE = BATCH * LENGTH // GROUPS
 # One node a device; two; four, with tensor parallel experts.
 MESHES = ({"expert": 8}, {"data": 2, "expert": 4}, {"data": 2, "expert": 2, "model": 2})
 BY_NODE = ByNode(nodes=NODES, kept=KEPT)
+SPLIT = ByNode(nodes=4, kept=2, groups=GROUPS, capacity_factor=4.0)
 
 
 def layer(dispatcher, factor):
+    policy = dataclasses.replace(dispatcher, groups=GROUPS, capacity_factor=factor)
     gating = TopK(k=K, limit=NodeLimited(nodes=NODES, kept=KEPT))
     params = MoEParams(
         num_experts=EXPERTS,
-        num_groups=GROUPS,
         gating=gating,
-        capacity_factor=factor,
-        dispatcher=dispatcher,
+        training=policy,
     )
     return MoE(model_dim=MODEL, hidden_dim=8, params=params)
 
@@ -85,7 +85,7 @@ def test_with_room_for_all_it_is_gather(factor):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _WithRoom(Dispatcher):
+class _WithRoom(Gather):
     """Gather, of the choices that nodes have room for: a plain loop."""
 
     room: int
@@ -94,7 +94,7 @@ class _WithRoom(Dispatcher):
         computed = _computed(routing, self.room)
         weight = tf.where(computed, routing.weight, 0.0)
         kept = routing._replace(dispatched=tf.constant(computed), weight=weight)
-        done = Gather().dispatch(inputs, kept, capacity, experts)
+        done = super().dispatch(inputs, kept, capacity, experts)
         missing = np.sum(routing.dispatched.numpy() & ~computed)
         return done._replace(stats=NestedMap(lost=tf.constant(missing, tf.float32)))
 
@@ -141,7 +141,7 @@ def test_gradients_are_those_of_finite_differences():
 @pytest.mark.parametrize("gating", [Top2(), TopK(k=4, limit=NodeLimited(nodes=8, kept=4))], ids=str)
 def test_the_gating_must_have_the_same_limit(gating):
     with pytest.raises(ValueError, match=r"needs a gating with the same limit.*kept=2"):
-        MoEParams(num_experts=EXPERTS, gating=gating, dispatcher=BY_NODE)
+        MoEParams(num_experts=EXPERTS, gating=gating, training=BY_NODE)
 
 
 @functools.cache
@@ -168,7 +168,7 @@ def test_it_sends_half_of_the_bytes():
 @pytest.mark.slow
 def test_a_node_of_several_devices_is_refused():
     assert on_eight_devices()["error"] == (
-        "moe.dispatcher=ByNode(nodes=4, kept=2) does not fit a mesh that splits experts into 8 "
+        f"model.moe.training={SPLIT} does not fit a mesh that splits experts into 8 "
         "pieces; set nodes to 8 or a multiple of it, or change the mesh."
     )
 
@@ -186,7 +186,7 @@ def main():
     def error():
         gating = TopK(k=K, limit=NodeLimited(nodes=4, kept=2))
         moe = layer(BY_NODE, 4.0)
-        params = dataclasses.replace(moe.params, gating=gating, dispatcher=ByNode(nodes=4, kept=2))
+        params = dataclasses.replace(moe.params, gating=gating, training=SPLIT)
         try:
             compiled(dataclasses.replace(moe, params=params), MESHES[0])
         except ValueError as failed:

@@ -7,17 +7,20 @@ split over devices, e experts not split, C capacity, K choices, M model, R rows.
 import abc
 import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+import math
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params
+from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.results import returns
-from lingvo_moe.gatings.base import Routing
+from lingvo_moe.core.smart_cond import size_of
+from lingvo_moe.gatings.base import Gating, Routing, expert_capacity
 from lingvo_moe.layers.experts import Experts
 from lingvo_moe.layers.holding import EachOnce, Holding
+from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.sharding.partition import manual
 
@@ -40,22 +43,62 @@ class Dispatcher(Params, abc.ABC):
     """Computes Σ_k weight_k · expert_k(token); all dispatchers agree up to rounding.
 
     Attributes:
-        needs_static_shapes: whether all batches must have one static shape. Those of training have
-            it; those of evaluation and decoding do not.
+        one_device: whether it cannot train on several devices.
+        one_hot: whether it computes one-hot tensors [G, S, E, C].
+        groups: G; must divide the tokens of a training batch. In evaluation and decoding, where
+            there may be as few tokens as sentences, G is their greatest common divisor, and 1 if
+            the shape is not static.
     """
 
-    needs_static_shapes: ClassVar[bool] = False
+    one_device: ClassVar[bool] = False
+    one_hot: ClassVar[bool] = False
+
+    groups: PositiveInt = 1
+
+    @property
+    def capacity_factor(self) -> float | None:
+        """C = ceil(capacity_factor · S / E); None for no capacity."""
+        return None
 
     @property
     def holding(self) -> Holding:
         """The layout of a layer's experts when this dispatcher trains them."""
         return EachOnce()
 
-    def check(self, moe: Any) -> None:
-        """Checks the MoEParams of the layer; most dispatchers fit all.
+    @property
+    def static(self) -> "Dispatcher":
+        """A dispatcher with the same results and static shapes."""
+        return self
+
+    @property
+    def rungs(self) -> tuple["Dispatcher", ...]:
+        """This dispatcher on each of its rungs (see layers.fitted); () without a ladder."""
+        return ()
+
+    def in_groups(self, inputs: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, Tokens]:
+        """Inputs [B, T, M] and tokens [B, T] as [G, S, M] and [G, S]."""
+        known = inputs.shape.is_fully_defined()
+        groups = math.gcd(self.groups, inputs.shape[0] * inputs.shape[1]) if known else 1
+        size = size_of(inputs, 0) * size_of(inputs, 1) // groups
+        parts = (None if part is None else tf.reshape(part, [groups, size]) for part in tokens)
+        grouped = tf.reshape(inputs, [groups, size, inputs.shape[-1]])
+        return annotate(grouped, "GSM"), Tokens(*parts)
+
+    def capacity(self, group_size: int | None, num_experts: int) -> int | None:
+        """C, the choices that an expert accepts from a group; None for no limit.
+
+        Args:
+            group_size: S; None if it is not static, as in decoding on one machine, where no token
+                is dropped and a translation does not depend on the other sentences of its batch.
+            num_experts: E.
+        """
+        return expert_capacity(self.capacity_factor, group_size, num_experts)
+
+    def check(self, gating: Gating) -> None:
+        """Checks the layer's gating; most dispatchers fit all.
 
         Raises:
-            ValueError: a policy that does not fit.
+            ValueError: it does not fit.
         """
 
     def check_pieces(self, pieces: int) -> None:
@@ -65,21 +108,27 @@ class Dispatcher(Params, abc.ABC):
             ValueError: it does not fit.
         """
 
-    def check_mesh(self, moe: Any, pieces: int, places: int) -> None:
+    def check_mesh(self, num_experts: int, pieces: int, places: int) -> None:
         """Checks that a layer can be trained on a mesh of several devices.
 
         Args:
-            moe: the layer's MoEParams.
+            num_experts: E.
             pieces: number of pieces of the experts, letter E.
             places: number of pieces of the groups while experts are split, letter g.
 
         Raises:
-            ValueError: the experts or groups do not divide into equal pieces, or as `check_pieces`.
+            ValueError: it is for one device, the experts or groups do not divide into equal pieces,
+                or as `check_pieces`.
         """
+        if self.one_device:
+            raise ValueError(
+                f"model.moe.training={type(self).__name__}() is for one device; over many set "
+                f"Einsum(groups=N) or Gather(groups=N), N a multiple of the devices."
+            )
         self.check_pieces(pieces)
         for name, number, into in (
-            ("number of experts", moe.num_experts, pieces),
-            ("moe.num_groups", moe.num_groups, pieces * places),
+            ("number of experts", num_experts, pieces),
+            ("model.moe.training.groups", self.groups, pieces * places),
         ):
             if number % into:
                 raise ValueError(
@@ -87,16 +136,16 @@ class Dispatcher(Params, abc.ABC):
                     f"splits it; change the number, or the mesh."
                 )
 
-    def rows_sent(self, moe: Any, group_size: int, capacity: int) -> int:
+    def rows_sent(self, num_experts: int, choices: int, group_size: int) -> int:
         """Rows that a group sends in each AllToAll: E · C, used or not.
 
         Args:
-            moe: the layer's MoEParams.
+            num_experts: E.
+            choices: K; without a capacity the loads are taken as even.
             group_size: S.
-            capacity: C.
         """
-        del group_size
-        return moe.num_experts * capacity
+        even = expert_capacity(choices, group_size, num_experts) or 1
+        return num_experts * (self.capacity(group_size, num_experts) or even)
 
     @returns("Dispatched(outputs, stats), outputs of the inputs' shape and dtype", _like_inputs)
     @abc.abstractmethod
@@ -119,8 +168,35 @@ class Dispatcher(Params, abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Einsum(Dispatcher):
+class AnyShape(Dispatcher):
+    """A dispatcher of batches of any shape and experts in order: it can evaluate and decode."""
+
+    def for_xla(self, groups: int) -> "Einsum":
+        """The dispatcher of programs that XLA compiles.
+
+        Args:
+            groups: G without a capacity, which it does not change the results of.
+        """
+        factor = self.capacity_factor
+        return Einsum(groups=self.groups if factor else groups, capacity_factor=factor)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Buffered(AnyShape):
+    """A dispatcher with a buffer of C places for each expert and group.
+
+    Attributes:
+        capacity_factor: C = ceil(capacity_factor · S / E); None for no capacity, C = S.
+    """
+
+    capacity_factor: PositiveFloat | None = 2.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Einsum(Buffered):
     """GShard's Algorithm 2: one-hot tensors and matrix products, which suit TPUs."""
+
+    one_hot = True
 
     def dispatch(self, inputs, routing, capacity, experts):
         num_experts = experts.num_experts
@@ -145,7 +221,7 @@ class Einsum(Dispatcher):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gather(Dispatcher):
+class Gather(Buffered):
     """Dispatch by index: tokens are gathered into [E, G, C] slots and results gathered back.
 
     The gradient gathers too; only the small table of indices is scattered.
@@ -184,109 +260,6 @@ class Gather(Dispatcher):
             "GSM",
         )
         return Dispatched(outputs, NestedMap())
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ragged(Dispatcher):
-    """Sorts choices by expert; each expert computes exactly its rows, without padding.
-
-    If loads are small or nearly even, they are padded to the largest load instead, and all experts
-    are one product (see `faster_together`). Separate experts take time to start, but the weights of
-    an expert without rows are then not read, as of most experts in decoding.
-
-    It needs dynamic shapes, so it runs on TensorFlow's executor, not with XLA (use `Dropless`
-    there). It ignores capacity: every choice that the routing dispatched is computed.
-    """
-
-    def check_mesh(self, moe, pieces, places):
-        """See Dispatcher: only one device."""
-        raise ValueError(one_device(self))
-
-    def dispatch(self, inputs, routing, capacity, experts):
-        del capacity
-        num_experts, model_dim = experts.num_experts, inputs.shape[-1]
-        order, counts = by_expert(routing, num_experts)
-        tokens = tf.reshape(inputs, [-1, model_dim])
-        weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
-        sizes = _round_up(counts, inputs.dtype)
-        most = tf.reduce_max(sizes)
-
-        def together(rows):
-            rows = tf.reshape(rows, [num_experts, most, model_dim])
-            return tf.reshape(experts.together(rows), [-1, model_dim])
-
-        def one_by_one(rows):
-            runs = tf.split(rows, sizes, num=num_experts)
-            pairs = zip(experts.one_by_one(), runs, strict=True)
-            return tf.concat([expert(run) for expert, run in pairs], axis=0)
-
-        def on_runs(sizes, compute):
-            slot, choice = _in_runs(order, counts, sizes)
-            slot = tf.reshape(slot, tf.shape(weight))
-            outputs = compute(permute(tokens, slot, choice))
-            return combine(outputs, weight, slot, choice), slot < tf.size(choice)
-
-        outputs, computed = tf.cond(
-            faster_together(sizes, experts.separate_rows),
-            lambda: on_runs(tf.fill(tf.shape(counts), most), together),
-            lambda: on_runs(sizes, one_by_one),
-        )
-        stats = NestedMap(lost=lost(routing, computed))
-        return Dispatched(tf.reshape(outputs, tf.shape(inputs)), stats)
-
-
-_WEIGHT_ROWS = 10  # rows whose compute time equals the time to read an expert's weights
-# oneDNN compiles a bfloat16 product for each new shape, which takes as long as computing hundreds
-# of rows. So the number of rows is rounded up, to have few shapes.
-_ROW_MULTIPLE = {tf.bfloat16: 32}
-
-
-def one_device(dispatcher: Dispatcher) -> str:
-    """The message of an error: the dispatcher cannot train on several devices."""
-    return (
-        f"model.moe.dispatcher={type(dispatcher).__name__}() is for one device; over many set "
-        f"Einsum() or Gather(), and model.moe.num_groups to a multiple of the devices."
-    )
-
-
-def faster_together(sizes: tf.Tensor, separate_rows: int) -> tf.Tensor:
-    """bool []: whether one product of all experts, padded to the busiest one, is faster.
-
-    The alternative is a product for each expert that has rows, which reads no other weights.
-
-    Args:
-        sizes: int32 [E], the rows of each expert.
-        separate_rows: see Experts.
-    """
-    used = tf.math.count_nonzero(sizes, dtype=tf.int32)
-    padded = (tf.reduce_max(sizes) + _WEIGHT_ROWS) * tf.size(sizes)
-    return padded <= tf.reduce_sum(sizes) + (_WEIGHT_ROWS + separate_rows) * used
-
-
-def _round_up(counts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Counts of rows, rounded up to the multiple for this dtype."""
-    multiple = _ROW_MULTIPLE.get(dtype, 1)
-    return -(-counts // multiple) * multiple
-
-
-def _in_runs(order, counts, sizes):
-    """The slots of choices in runs of rows, one run for each expert, in order of experts.
-
-    Args:
-        order, counts: from `by_expert`.
-        sizes: int32 [E], the rows of each run, at least counts; the rest of a run is empty.
-
-    Returns:
-        The slot of each choice, int32 [N · K] (the number of slots if not dispatched), and its
-        inverse.
-    """
-    num_slots = tf.reduce_sum(sizes)
-    place = tf.range(tf.size(order))
-    expert = tf.searchsorted(tf.cumsum(counts), place, side="right")
-    ahead = tf.cumsum(sizes, exclusive=True) - tf.cumsum(counts, exclusive=True)
-    slot = place + tf.gather(tf.concat([ahead, [num_slots]], axis=0), expert)
-    slot = tf.scatter_nd(order[:, None], tf.minimum(slot, num_slots), tf.shape(order))
-    return slot, inverse(slot, num_slots)
 
 
 def lost(routing: Routing, computed: tf.Tensor) -> tf.Tensor:

@@ -18,8 +18,8 @@ from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.activation import SwiGLU
-from lingvo_moe.layers.dispatch import Gather, Ragged
-from lingvo_moe.layers.dropless import Dropless, in_blocks
+from lingvo_moe.layers.dispatch import Gather
+from lingvo_moe.layers.dropless import Dropless, Ragged, in_blocks
 from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
@@ -117,10 +117,12 @@ def test_a_loop_over_tokens_gives_the_same(num_experts, routing):
 def test_every_gating_trains_as_with_slots_for_all(gating):
     inputs, mask = random_inputs(4, 6), tf.sequence_mask([6, 2, 5, 6], 6)
     results = []
-    for dispatcher in (Gather(), Dropless(block_size=4), Ragged()):
-        params = MoEParams(
-            num_experts=4, gating=gating, dispatcher=dispatcher, capacity_factor=None, num_groups=2
-        )
+    for policy in (
+        Gather(groups=2, capacity_factor=None),
+        Dropless(groups=2, block_size=4),
+        Ragged(groups=2),
+    ):
+        params = MoEParams(num_experts=4, gating=gating, training=policy)
         moe = MoE(model_dim=MODEL, hidden_dim=HIDDEN, params=params, activation=SwiGLU())
         theta = init_theta(moe.weights(), 0)
         with tf.GradientTape() as tape:
@@ -204,9 +206,8 @@ def test_training_drops_nothing(dispatcher):
     # A loop of steps as the training loop takes them, without balance loss, so loads are uneven.
     overrides = [
         *SMALLEST,
-        f"model.moe.dispatcher={dispatcher}",
-        "model.moe.capacity_factor=None",
-        "model.moe.aux_loss_weight=0.0",
+        f"model.moe.training={dispatcher}",
+        "model.moe.gating.balance.weight=0.0",
     ]
     params = override(registry.get_params("tiny.MoE"), overrides)
     task = TranslationTask(params, tuple(dataset().pairs))
@@ -254,10 +255,4 @@ def test_bad_block_size():
 
 def test_a_mesh():
     with pytest.raises(ValueError, match=r"Dropless\(\) is for one device; over many set Einsum"):
-        Dropless().check_mesh(None, 2, 1)
-
-
-def test_evaluation_takes_no_layout_of_its_own():
-    slots = "model.moe.eval_dispatcher=VExperts(devices=2, slots_per_device=6)"
-    with pytest.raises(ValueError, match=r"eval_dispatcher=VExperts\(.*has its own layout"):
-        override(registry.get_params("tiny.MoE"), [slots])
+        Dropless().check_mesh(4, 2, 1)

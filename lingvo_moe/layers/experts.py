@@ -7,14 +7,47 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.core.layer import EVALUATION, Context, count_weights
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.base import Routing
+from lingvo_moe.layers.activation import Activation
 from lingvo_moe.layers.feed_forward import FeedForward, Products
 
 # Measured (docs/benchmarks.md). To start the products of an expert takes a fixed time. In training
 # the gradients of separate experts are written once more, into one tensor, which takes longer.
 _SEPARATE_PRODUCTS = 1 << 18  # multiplications; 2 rows of an expert with 2 x 128 x 512 weights
 _TRAINING_ROWS = 24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertParams(Params):
+    """The params of one expert.
+
+    Attributes:
+        hidden_dim: H, its hidden units; None for the model's hidden_dim.
+        activation: None for the model's activation.
+        dropout_rate: dropout on the hidden layer in training (Fedus et al. 2021, arXiv 2101.03961,
+            section 2.4, with 0.4 in fine-tuning).
+        mask_rate: p of expert output masking (Costa-jussà et al. 2022, arXiv 2207.04672, section
+            6.2): in training each output of an expert for a token is set to zero with probability
+            p, without rescaling; in evaluation all outputs are multiplied by 1-p.
+    """
+
+    hidden_dim: PositiveInt | None = None
+    activation: Activation | None = None
+    dropout_rate: Rate = 0.0
+    mask_rate: Rate = 0.0
+
+    def mask(self, routing: Routing, context: Context) -> Routing:
+        """Expert output masking, by the weights of choices, which multiply the outputs."""
+        rate, weight = self.mask_rate, routing.weight
+        if not rate:
+            return routing
+        if not context.training:
+            return routing._replace(weight=weight * (1.0 - rate))
+        keep = context.uniform(tf.shape(weight)) >= rate
+        return routing._replace(weight=tf.where(keep, weight, 0.0))
 
 
 class Experts(Protocol):

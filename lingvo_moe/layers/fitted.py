@@ -33,8 +33,6 @@ class Laddered(Dispatcher):
         ValueError: factors that are not positive and ascending, or an unknown rung.
     """
 
-    needs_static_shapes = True
-
     factors: tuple[PositiveFloat, ...] = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
     rung: NonNegativeInt | None = None
 
@@ -50,7 +48,7 @@ class Laddered(Dispatcher):
             )
 
     @property
-    def rungs(self) -> tuple["Laddered", ...]:
+    def rungs(self):
         """This dispatcher on each rung, with ascending room; the last has room for any load."""
         count = len(self.factors) + 1
         return tuple(dataclasses.replace(self, rung=rung) for rung in range(count))
@@ -73,13 +71,6 @@ class Laddered(Dispatcher):
         """The room on this rung."""
         return room[-1 if self.rung is None else self.rung]
 
-    def _check(self, capacity):
-        if capacity is not None:
-            raise ValueError(
-                f"{type(self).__name__} drops no token, but moe.capacity_factor makes the gating "
-                f"drop some; pass --set=model.moe.capacity_factor=None."
-            )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted(Laddered):
@@ -90,7 +81,7 @@ class Fitted(Laddered):
     """
 
     def dispatch(self, inputs, routing, capacity, experts):
-        self._check(capacity)
+        del capacity
         _, tokens, choices = routing.expert.shape
         num_experts = experts.num_experts
         room = self.room(tokens * choices / num_experts, tokens)
@@ -105,11 +96,6 @@ class Fitted(Laddered):
         routing = within(routing, fits)
         dispatched = Gather().dispatch(inputs, routing, capacity, experts)
         return Dispatched(dispatched.outputs, stats)
-
-
-def rungs_of(dispatcher: Dispatcher) -> tuple[Laddered, ...]:
-    """The dispatcher on each of its rungs; () for one without a ladder."""
-    return dispatcher.rungs if isinstance(dispatcher, Laddered) else ()
 
 
 def least_rung(room: list[int], load: tf.Tensor) -> tf.Tensor:

@@ -7,21 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Context, init_theta
+from lingvo_moe.core.layer import init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.dispatch import Ragged
+from lingvo_moe.layers.dropless import Ragged
 from lingvo_moe.layers.fitted import Fitted
-from lingvo_moe.layers.moe import MoE, MoEParams
-from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.sharding.params import ShardingParams, ZeRO
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.testing.regression import (
     BATCHES,
-    EXPERTS,
-    LENGTH,
-    MODEL,
-    ROWS,
     Regression,
     counting_traces,
     numbers,
@@ -127,15 +121,6 @@ def test_a_resumed_run_is_the_whole_run():
 def test_bad_ladders(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_a_capacity_of_the_gating_is_refused():
-    params = MoEParams(num_experts=EXPERTS, dispatcher=Fitted())
-    layer = MoE(model_dim=MODEL, hidden_dim=8, params=params)
-    inputs, ones = tf.constant(BATCHES[0]["inputs"]), tf.ones([ROWS, LENGTH], tf.int32)
-    theta = init_theta(layer.weights(), 1)
-    with pytest.raises(ValueError, match="makes the gating drop some; pass --set"):
-        layer.fprop(theta, inputs, Tokens(ones, ones), Context(tf.constant([1, 2])))
 
 
 # Experts cut over devices; and cut at rest alone, gathered when a step begins.

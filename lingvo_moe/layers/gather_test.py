@@ -1,5 +1,6 @@
 """Runs itself in a process of its own, where JAX has eight virtual devices."""
 
+import dataclasses
 import functools
 import json
 
@@ -20,7 +21,7 @@ MESHES = ({"expert": 8}, {"data": 2, "expert": 2, "model": 2})
 
 
 def layer(dispatcher):
-    params = MoEParams(num_experts=EXPERTS, num_groups=8, dispatcher=dispatcher)
+    params = MoEParams(num_experts=EXPERTS, training=dataclasses.replace(dispatcher, groups=8))
     return MoE(model_dim=MODEL, hidden_dim=8, params=params)
 
 

@@ -1,7 +1,5 @@
 """Every gating in an MoE layer."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -24,6 +22,7 @@ from lingvo_moe.testing.tokens import tokens_of
 MODEL, HIDDEN, EXPERTS = 8, 12, 4
 TRAINING = Context(tf.constant([5, 6]))
 TASKS = tf.constant([[0] * 8, [2] * 8, [1] * 5 + [2] * 3, [2] * 8])  # of random_batch
+EXPERT_CHOICE = ExpertChoice(capacity_factor=64.0)  # only the policy's capacity limits it
 ROUTERS = [ByToken(), ByTask(num_tasks=3)]
 WEIGHTS_SUM_TO_ONE = [
     Top2(second_expert="always"),
@@ -38,7 +37,7 @@ GATINGS = [
     Top2(second_expert="never"),
     TopK(k=3, normalize=False),
     Switch(),
-    ExpertChoice(),
+    EXPERT_CHOICE,
     Balanced(),
 ]
 BATCH_INDEPENDENT = [gating for gating in GATINGS if gating.batch_independent]
@@ -61,8 +60,9 @@ def random_batch():
 def test_dispatchers_agree_in_training(gating, capacity_factor):
     inputs, mask, token_ids = random_batch()
     results = []
-    for dispatcher in (Einsum(), Gather()):
-        moe = layer(gating, dispatcher=dispatcher, capacity_factor=capacity_factor, num_groups=2)
+    for dispatcher in (Einsum, Gather):
+        policy = dispatcher(capacity_factor=capacity_factor, groups=2)
+        moe = layer(gating, training=policy)
         theta = init_theta(moe.weights(), 0)
         with tf.GradientTape() as tape:
             tape.watch((inputs, theta))
@@ -85,7 +85,7 @@ def test_dispatchers_agree_in_training(gating, capacity_factor):
 def test_one_network_in_every_expert_is_that_network(router, gating, context):
     dense = FeedForward(model_dim=MODEL, hidden_dim=HIDDEN)
     dense_theta = init_theta(dense.weights(), 1)
-    moe = layer(gating, router=router, capacity_factor=None)
+    moe = layer(gating, router=router, training=Gather(capacity_factor=None))
     theta = init_theta(moe.weights(), 0)
     theta.experts = dense_theta.map(lambda w: tf.tile(w[None], [EXPERTS, 1, 1]))
     inputs, mask, token_ids = random_batch()
@@ -114,18 +114,15 @@ def test_expert_choice_is_the_one_that_depends_on_the_batch():
     assert {type(gating) for gating in set(GATINGS) - set(BATCH_INDEPENDENT)} == {ExpertChoice}
 
 
-def test_expert_choice_evaluates_with_a_capacity_and_says_so_without():
+def test_expert_choice_evaluates_as_it_trains():
     inputs, mask, _ = random_batch()
-    moe = layer(ExpertChoice(), eval_capacity_factor=2.0)
+    moe = layer(ExpertChoice(capacity_factor=1.0))
     theta = init_theta(moe.weights(), 0)
     output = moe.fprop(theta, inputs, tokens_of(mask), EVALUATION)
     trained = moe.fprop(
         theta, inputs, tokens_of(mask), TRAINING
     )  # the same factor, another dispatcher
     np.testing.assert_allclose(output.outputs, trained.outputs, atol=1e-5)
-    params = dataclasses.replace(moe.params, eval_capacity_factor=None)
-    with pytest.raises(ValueError, match=r"ExpertChoice needs a capacity, .* got None"):
-        dataclasses.replace(moe, params=params).fprop(theta, inputs, tokens_of(mask), EVALUATION)
 
 
 def top(k, normalize=False, take=None):
@@ -148,7 +145,7 @@ SLOW = {
     Top2(second_expert="never"): top(2, normalize=True, take=1),
     TopK(k=3): top(3, normalize=True),
     Switch(): top(1),
-    ExpertChoice(): experts_choose,
+    EXPERT_CHOICE: experts_choose,
 }
 
 
@@ -162,7 +159,7 @@ def test_the_layer_equals_slow_loops(router, gating, name):
     if experts < 3 and gating == TopK(k=3):
         gating = TopK(k=experts)
     # The gates of a single expert are all 1, but their last bit depends on the processor.
-    if gating == ExpertChoice() and (capacity is None or experts == 1):
+    if gating == EXPERT_CHOICE and (capacity is None or experts == 1):
         capacity = tokens
     rng = np.random.default_rng(7)
     if router == "by token":  # the identity for a gate: logits are inputs
@@ -178,8 +175,9 @@ def test_the_layer_equals_slow_loops(router, gating, name):
         params=MoEParams(
             num_experts=experts,
             gating=gating,
-            num_groups=groups,
-            capacity_factor=capacity and capacity * experts / tokens,
+            training=Gather(
+                groups=groups, capacity_factor=capacity and capacity * experts / tokens
+            ),
             **params,
         ),
     )

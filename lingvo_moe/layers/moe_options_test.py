@@ -1,22 +1,26 @@
 """MoE layers with each of their options, against loops and by hand."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
+from lingvo_moe.gatings.balance_loss import ByGroup
 from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import GEGLU
-from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
+from lingvo_moe.layers.dispatch import Einsum, Gather
+from lingvo_moe.layers.dropless import Ragged
+from lingvo_moe.layers.experts import ExpertParams
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.router import ByToken
+from lingvo_moe.layers.shared import AlwaysOn, Gated
 from lingvo_moe.testing.tokens import tokens_of
 
 MODEL, HIDDEN, EXPERTS = 8, 12, 4
 TRAINING = Context(tf.constant([5, 6]))
+UNLIMITED = Gather(capacity_factor=None)
+DROPPING = ExpertParams(dropout_rate=0.4)
 BOTH = pytest.mark.parametrize("context", [TRAINING, EVALUATION], ids=["training", "evaluation"])
 
 
@@ -44,7 +48,9 @@ def one_token(theta, expert, token):
 def test_the_loss_is_the_weighted_sum():
     result = run(
         layer(
-            aux_loss_weight=0.5, z_loss_weight=0.25, shared_expert=True, shared_gate_loss_weight=2.0
+            gating=Top2(balance=ByGroup(weight=0.5)),
+            router=ByToken(z_loss_weight=0.25),
+            shared=Gated(loss_weight=2.0),
         ),
         TRAINING,
     )
@@ -84,9 +90,9 @@ def test_jitter_moves_the_router_and_not_the_experts():
     ).max()
 
 
-@pytest.mark.parametrize("dispatcher", [Einsum(), Gather(), Ragged()], ids=str)
+@pytest.mark.parametrize("dispatcher", [Einsum(capacity_factor=None), UNLIMITED, Ragged()], ids=str)
 def test_masked_outputs_against_a_loop(dispatcher):
-    moe = layer(output_mask_rate=0.4, capacity_factor=None, dispatcher=dispatcher)
+    moe = layer(expert=ExpertParams(mask_rate=0.4), training=dispatcher)
     theta, (inputs, mask) = init_theta(moe.weights(), 0), random_batch()
     trained = run(moe, TRAINING, theta).outputs.numpy()
     evaluated = run(moe, EVALUATION, theta).outputs.numpy()
@@ -113,21 +119,21 @@ def test_masked_outputs_against_a_loop(dispatcher):
 
 def test_expert_dropout_is_off_in_evaluation_and_alike_in_dispatchers():
     def outputs(context, **changes):
-        return run(layer(capacity_factor=1.0, **changes), context).outputs
+        return run(layer(**changes), context).outputs
 
-    np.testing.assert_array_equal(outputs(EVALUATION, expert_dropout_rate=0.4), outputs(EVALUATION))
-    einsum = outputs(TRAINING, expert_dropout_rate=0.4, dispatcher=Einsum())
-    gather = outputs(TRAINING, expert_dropout_rate=0.4, dispatcher=Gather())
+    np.testing.assert_array_equal(outputs(EVALUATION, expert=DROPPING), outputs(EVALUATION))
+    einsum = outputs(TRAINING, expert=DROPPING, training=Einsum(capacity_factor=1.0))
+    gather = outputs(TRAINING, expert=DROPPING, training=Gather(capacity_factor=1.0))
     np.testing.assert_allclose(einsum, gather, atol=1e-5)
-    assert np.abs(gather - outputs(TRAINING)).max() > 0.1
+    assert np.abs(gather - outputs(TRAINING, training=Gather(capacity_factor=1.0))).max() > 0.1
 
 
 @BOTH
 def test_a_shared_expert_against_a_loop(context):
-    moe = layer(shared_expert=True, capacity_factor=None)
+    moe = layer(shared=Gated(), training=UNLIMITED)
     theta, (inputs, mask) = init_theta(moe.weights(), 0), random_batch()
     result = run(moe, context, theta)
-    routed = run(layer(capacity_factor=None), context, theta).outputs.numpy()
+    routed = run(layer(training=UNLIMITED), context, theta).outputs.numpy()
     gates = []
     for b, t in np.argwhere(mask):
         token = inputs[b, t].numpy()
@@ -144,17 +150,17 @@ def test_a_shared_expert_against_a_loop(context):
 @BOTH
 def test_always_on_experts_are_added_for_every_token(context):
     """The twin without them, and relu(x·wi)·wo of twice an expert's hidden units."""
-    moe = layer(always_on_experts=2, capacity_factor=None)
+    moe = layer(shared=AlwaysOn(experts=2), training=UNLIMITED)
     theta, (inputs, _) = init_theta(moe.weights(), 0), random_batch()
     assert theta.shared.wi.shape == (MODEL, 2 * HIDDEN)
-    routed = run(layer(capacity_factor=None), context, theta).outputs
+    routed = run(layer(training=UNLIMITED), context, theta).outputs
     shared = tf.nn.relu(inputs @ theta.shared.wi) @ theta.shared.wo
     np.testing.assert_allclose(run(moe, context, theta).outputs, routed + shared, atol=1e-5)
 
 
 def test_shared_gate_dropout_leaves_the_shared_expert_alone():
-    free = layer(shared_expert=True, capacity_factor=None)
-    dropping = layer(shared_expert=True, capacity_factor=None, shared_gate_dropout_rate=0.5)
+    free = layer(shared=Gated(), training=UNLIMITED)
+    dropping = layer(shared=Gated(dropout_rate=0.5), training=UNLIMITED)
     theta, (inputs, mask) = init_theta(free.weights(), 0), random_batch()
     plain, dropped = run(free, TRAINING, theta), run(dropping, TRAINING, theta)
     shared = free.shared.fprop(theta.shared, tf.reshape(inputs, [-1, MODEL]))
@@ -169,7 +175,7 @@ def test_shared_gate_dropout_leaves_the_shared_expert_alone():
 
 
 def test_the_budget_loss_moves_the_gates_to_the_budget():
-    moe = layer(shared_expert=True, shared_gate_budget=1.0)
+    moe = layer(shared=Gated(budget=1.0))
     theta = init_theta(moe.weights(), 0)
     for _ in range(3):
         with tf.GradientTape() as tape:
@@ -181,14 +187,9 @@ def test_the_budget_loss_moves_the_gates_to_the_budget():
 
 
 ALL = {
-    "activation": GEGLU(),
-    "z_loss_weight": 0.01,
-    "router": ByToken(jitter=0.05),
-    "output_mask_rate": 0.2,
-    "expert_dropout_rate": 0.1,
-    "shared_expert": True,
-    "shared_gate_dropout_rate": 0.2,
-    "shared_gate_loss_weight": 0.1,
+    "router": ByToken(jitter=0.05, z_loss_weight=0.01),
+    "expert": ExpertParams(activation=GEGLU(), mask_rate=0.2, dropout_rate=0.1),
+    "shared": Gated(dropout_rate=0.2, loss_weight=0.1),
 }
 
 
@@ -196,8 +197,8 @@ ALL = {
 @pytest.mark.parametrize("num_groups", [1, 2])
 def test_with_all_options_dispatchers_agree_and_every_weight_learns(gating, num_groups):
     results = []
-    for dispatcher in (Einsum(), Gather()):
-        moe = layer(**ALL, gating=gating, num_groups=num_groups, dispatcher=dispatcher)
+    for dispatcher in (Einsum, Gather):
+        moe = layer(**ALL, gating=gating, training=dispatcher(groups=num_groups))
         theta = init_theta(moe.weights(), 0)
         with tf.GradientTape() as tape:
             tape.watch(theta)
@@ -233,7 +234,7 @@ def test_bfloat16_activations_stay_bfloat16():
 
 
 def test_weights_are_counted_and_named():
-    weights = layer(shared_expert=True, activation=GEGLU()).weights()
+    weights = layer(shared=Gated(), expert=ExpertParams(activation=GEGLU())).weights()
     one = 3 * MODEL * HIDDEN
     assert count_weights(weights) == MODEL * EXPERTS + MODEL + (EXPERTS + 1) * one
     dims = {path: spec.dims for path, spec in weights.flatten() if not path.startswith("experts")}
@@ -251,21 +252,3 @@ def test_weights_are_counted_and_named():
 def test_the_decoder_may_have_its_own_number_of_experts():
     assert MoEParams(num_experts=4).of_decoder().num_experts == 4
     assert MoEParams(num_experts=4, decoder_num_experts=2).of_decoder().num_experts == 2
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"decoder_num_experts": 0}, "decoder_num_experts must be >= 1 or None, got 0"),
-        ({"output_mask_rate": -0.1}, r"output_mask_rate must be in \[0, 1\), got -0.1"),
-        ({"expert_dropout_rate": 2.0}, r"expert_dropout_rate must be in \[0, 1\), got 2.0"),
-        ({"shared_gate_budget": 1.5}, r"shared_gate_budget must be in \[0, 1\], got 1.5"),
-        ({"always_on_experts": -1}, "always_on_experts must be >= 0, got -1"),
-        ({"always_on_experts": 2, "shared_expert": True}, "with a gate, and always_on_experts=2"),
-        ({"shared_gate_dropout_rate": 0.2}, "need shared_expert=True"),
-        ({"shared_gate_loss_weight": 0.2}, "need shared_expert=True"),
-    ],
-)
-def test_bad_params(change, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(MoEParams(num_experts=4), **change)

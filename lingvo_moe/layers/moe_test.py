@@ -6,15 +6,20 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.gatings.top_2 import Top2
+from lingvo_moe.layers.dispatch import Gather
 from lingvo_moe.layers.fitted import Fitted
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.testing.tokens import tokens_of
 
 MODEL, HIDDEN, EXPERTS = 8, 12, 4
 TRAINING = Context(tf.constant([5, 6]))
 UNLIMITED = MoEParams(
-    num_experts=EXPERTS, gating=Top2(second_expert="always"), capacity_factor=None
+    num_experts=EXPERTS,
+    gating=Top2(second_expert="always"),
+    training=Gather(capacity_factor=None),
 )
+LIMITED = Gather(capacity_factor=1.0)
 
 
 def layer(params=UNLIMITED, **changes):
@@ -31,7 +36,7 @@ def test_dropped_tokens_and_padding_give_zero():
     # choices are dropped.
     theta = init_theta(layer().weights(), 0)
     inputs = tf.tile(random_inputs(1, 1)[0], [1, 8, 1])
-    output = layer(capacity_factor=1.0).fprop(
+    output = layer(training=LIMITED).fprop(
         theta, inputs, tokens_of(tf.ones([1, 8], tf.bool)), TRAINING
     )
     kept = np.abs(output.outputs[0]).max(axis=1) > 0
@@ -39,7 +44,7 @@ def test_dropped_tokens_and_padding_give_zero():
     np.testing.assert_allclose(output.stats.drop_rate, 0.75)
     # Padding in front takes no place, so the next two tokens fit.
     mask = tf.constant([[False, False] + [True] * 6])
-    output = layer(capacity_factor=1.0).fprop(theta, inputs, tokens_of(mask), TRAINING)
+    output = layer(training=LIMITED).fprop(theta, inputs, tokens_of(mask), TRAINING)
     kept = np.abs(output.outputs[0]).max(axis=1) > 0
     np.testing.assert_array_equal(kept, [False] * 2 + [True] * 2 + [False] * 4)
 
@@ -47,9 +52,9 @@ def test_dropped_tokens_and_padding_give_zero():
 def test_groups_share_no_capacity():
     theta = init_theta(layer().weights(), 0)
     inputs, mask = random_inputs(2, 8)
-    two = layer(capacity_factor=0.5, num_groups=2)
+    two = layer(training=Gather(capacity_factor=0.5, groups=2))
     together = two.fprop(theta, inputs, tokens_of(mask), TRAINING).outputs
-    one = layer(capacity_factor=0.5)
+    one = layer(training=Gather(capacity_factor=0.5))
     for row in range(2):
         alone = one.fprop(theta, inputs[row : row + 1], tokens_of(mask[:1]), TRAINING).outputs
         np.testing.assert_allclose(together[row], alone[0], atol=1e-6)
@@ -57,7 +62,7 @@ def test_groups_share_no_capacity():
 
 def test_evaluation_is_independent_of_batch_mates():
     theta = init_theta(layer().weights(), 0)
-    lopsided = MoEParams(num_experts=EXPERTS, num_groups=3, capacity_factor=0.25)
+    lopsided = MoEParams(num_experts=EXPERTS, training=Gather(groups=3, capacity_factor=0.25))
     inputs, _ = random_inputs(5, 7)
     mask = tf.sequence_mask([7, 3, 1, 5, 7], 7)
     together = layer(lopsided).fprop(theta, inputs, tokens_of(mask), EVALUATION).outputs
@@ -73,7 +78,7 @@ def test_evaluation_is_independent_of_batch_mates():
 def test_evaluation_capacity_drops_when_asked():
     theta = init_theta(layer().weights(), 0)
     inputs = tf.tile(random_inputs(1, 1)[0], [1, 8, 1])
-    limited = layer(eval_capacity_factor=1.0)
+    limited = layer(evaluation=LIMITED)
     output = limited.fprop(theta, inputs, tokens_of(tf.ones([1, 8], tf.bool)), EVALUATION)
     np.testing.assert_allclose(output.stats.drop_rate, 0.75)
 
@@ -96,43 +101,24 @@ def test_weights_are_counted_and_named():
     assert dims == {"gate": "Me", "experts/wi": "EMH", "experts/wo": "EHM"}
 
 
-def test_uneven_groups_fail():
-    inputs, mask = random_inputs(3, 5)
-    theta = init_theta(layer().weights(), 0)
-    uneven = layer(num_groups=4, capacity_factor=2.0)
-    with pytest.raises(ValueError, match=r"3 x 5 = 15 tokens do not divide into num_groups=4"):
-        uneven.fprop(theta, inputs, tokens_of(mask), TRAINING)
-
-
-@pytest.mark.parametrize("options", [{"eval_num_groups": 8}, {"eval_capacity_factor": 4.0}])
+@pytest.mark.parametrize("factor", [None, 4.0])
 @pytest.mark.parametrize("is_static", [True, False])
-def test_evaluation_has_no_more_groups_than_divide_the_tokens(options, is_static):
+def test_evaluation_has_no_more_groups_than_divide_the_tokens(factor, is_static):
     """A step of decoding may have 3 tokens."""
     inputs, mask = random_inputs(3, 1)
     theta = init_theta(layer().weights(), 0)
 
     def outputs(inputs, mask, **options):
-        return layer(num_groups=8, **options).fprop(theta, inputs, tokens_of(mask), EVALUATION)
+        return layer(**options).fprop(theta, inputs, tokens_of(mask), EVALUATION)
 
     shape = inputs.shape if is_static else [None, None, MODEL]
     signature = [tf.TensorSpec(shape), tf.TensorSpec(shape[:2], tf.bool)]
+    options = {"evaluation": Gather(groups=8, capacity_factor=factor)}
     traced = tf.function(
         lambda *x: outputs(*x, **options).outputs, input_signature=signature, autograph=False
     )
     expected = outputs(inputs, mask).outputs
     np.testing.assert_allclose(traced(inputs, mask), expected, atol=1e-6)
-
-
-def test_a_capacity_needs_a_static_shape():
-    theta = init_theta(layer().weights(), 0)
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 5, MODEL])], autograph=False)
-    def train(inputs):
-        mask = tf.ones(tf.shape(inputs)[:2], tf.bool)
-        return layer(capacity_factor=2.0).fprop(theta, inputs, tokens_of(mask), TRAINING)
-
-    with pytest.raises(ValueError, match=r"capacity factor \(2.0\) needs a static shape"):
-        train.get_concrete_function()
 
 
 def test_evaluation_drops_nothing_where_the_shape_is_not_static():
@@ -141,7 +127,7 @@ def test_evaluation_drops_nothing_where_the_shape_is_not_static():
     @tf.function(input_signature=[tf.TensorSpec([None, None, MODEL])], autograph=False)
     def evaluate(inputs):
         mask = tf.ones(tf.shape(inputs)[:2], tf.bool)
-        limited = layer(eval_capacity_factor=1.0)
+        limited = layer(evaluation=LIMITED)
         return limited.fprop(theta, inputs, tokens_of(mask), EVALUATION).stats.drop_rate
 
     assert evaluate(tf.tile(random_inputs(1, 1)[0], [1, 8, 1])) == 0
@@ -152,12 +138,22 @@ def test_evaluation_drops_nothing_where_the_shape_is_not_static():
     [
         ({"num_experts": 0}, "num_experts must be >= 1, got 0"),
         ({"every_n": 0}, "every_n must be >= 1, got 0"),
-        ({"num_groups": 0}, "num_groups must be >= 1, got 0"),
-        ({"capacity_factor": 0.0}, "capacity_factor must be > 0 or None, got 0.0"),
-        ({"eval_capacity_factor": -1.0}, "eval_capacity_factor must be > 0.*got -1.0"),
-        ({"eval_dispatcher": Fitted()}, r"Fitted\(.*; use moe.eval_dispatcher=Ragged\(\)"),
+        ({"evaluation": Fitted()}, "evaluation must be of type AnyShape, got Fitted"),
+        ({"evaluation": VExperts(devices=2, slots_per_device=2)}, "AnyShape, got VExperts"),
     ],
 )
 def test_bad_params(change, message):
     with pytest.raises(ValueError, match=message):
         MoEParams(**{"num_experts": 4, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"groups": 0}, "groups must be >= 1, got 0"),
+        ({"capacity_factor": 0.0}, "capacity_factor must be > 0 or None, got 0.0"),
+    ],
+)
+def test_bad_params_of_a_policy(change, message):
+    with pytest.raises(ValueError, match=message):
+        Gather(**change)

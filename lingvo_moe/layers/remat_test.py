@@ -100,7 +100,7 @@ def test_a_transformer_learns_alike_with_and_without(jit_compile):
         num_heads=2,
         head_dim=8,
         dropout_rate=0.0 if jit_compile else 0.3,  # XLA takes long to compile generators
-        moe=MoEParams(num_experts=4, every_n=1, dispatcher=Einsum()),
+        moe=MoEParams(num_experts=4, every_n=1, training=Einsum()),
     )
     rng = np.random.default_rng(0)
     source, target = (

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params, PositiveInt, Rate
+from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt, Rate
 from lingvo_moe.core.layer import Context, Normal, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.results import returns
@@ -16,13 +16,14 @@ from lingvo_moe.sharding import copies
 
 
 class RouterOutput(NamedTuple):
-    """logits float32 [G, S, E]; stats, float32, means over real tokens.
+    """logits float32 [G, S, E]; loss float32 [], weighted; stats, float32, means over real tokens.
 
-    `z_loss` [] is differentiable; `importance` [E] is the mean of the softmax (it sums to 1) and
+    `z_loss` [] is the unweighted loss, `importance` [E] the mean of the softmax (it sums to 1) and
     `entropy` [] the mean entropy of a token's softmax, in nats: ln E if undecided, 0 if certain.
     """
 
     logits: tf.Tensor
+    loss: tf.Tensor
     stats: NestedMap
 
 
@@ -34,14 +35,21 @@ def _scores(logits, router, theta, inputs, *others):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Router(Params, abc.ABC):
-    """Scores every token against every expert, always in float32."""
+    """Scores every token against every expert, always in float32.
+
+    Attributes:
+        z_loss_weight: weight of the router z-loss, the mean of logsumexp(logits)² over real tokens,
+            which keeps logits small (Zoph et al. 2022, arXiv 2202.08906, equation 5, with 0.001).
+    """
+
+    z_loss_weight: NonNegativeFloat = 0.0
 
     @abc.abstractmethod
     def weights(self, model_dim: int, num_experts: int) -> NestedMap:
         """Theta: `gate`, with the letter "e" for experts.
 
         Unlike "E", this letter is not a batch dimension for optimizers, and in use it is not split
-        over devices, because every token is scored against all experts. MoELayer does not cast the
+        over devices, because every token is scored against all experts. MoE does not cast the
         weights (see WeightSpec): bfloat16 would change the order of similar scores.
         """
 
@@ -73,7 +81,7 @@ class Router(Params, abc.ABC):
             importance=token_mean(gates, tokens.mask),
             entropy=token_mean(entropy, tokens.mask),
         )
-        return RouterOutput(logits, stats)
+        return RouterOutput(logits, self.z_loss_weight * stats.z_loss, stats)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ def test_statistics_against_a_loop():
     mask = np.arange(5) < np.array([[5], [2], [0]])
     router = ByToken()
     theta = init_theta(router.weights(4, 6), 0)
-    stats = router.fprop(theta, tf.constant(tokens, tf.float32), tokens_of(mask), EVALUATION)[1]
+    stats = router.fprop(theta, tf.constant(tokens, tf.float32), tokens_of(mask), EVALUATION).stats
     z_loss, entropy, importance = [], [], []
     for token in tokens[mask]:
         scores = np.exp(token @ theta.gate.numpy())

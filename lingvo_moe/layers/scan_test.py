@@ -77,7 +77,7 @@ PARAMS = TransformerParams(
     hidden_dim=16,
     num_heads=2,
     head_dim=4,
-    moe=MoEParams(num_experts=4, num_groups=2, dispatcher=Einsum(), capacity_factor=1.0),
+    moe=MoEParams(num_experts=4, training=Einsum(groups=2, capacity_factor=1.0)),
     dropout_rate=0.1,
 )
 

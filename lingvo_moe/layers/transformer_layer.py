@@ -30,7 +30,7 @@ class TransformerParams(Params):
     Attributes:
         num_encoder_layers, num_decoder_layers: the paper's 36L is 18 + 18.
         model_dim: M.
-        hidden_dim: H of the dense feed-forward layers, and of experts without moe.hidden_dim.
+        hidden_dim: H of the dense feed-forward layers, and of experts without an own one.
         num_heads: N.
         head_dim: D.
         decoder_hidden_dim, decoder_num_heads, decoder_head_dim: those of the decoder; None for the
@@ -38,7 +38,7 @@ class TransformerParams(Params):
         moe: the Mixture-of-Experts layers; None for a dense model.
         dropout_rate: on embeddings, residual branches and attention probabilities.
         shared_embedding: one table for both sides, which needs a joint vocabulary.
-        activation: of the feed-forward layers, and of experts without moe.activation.
+        activation: of the feed-forward layers, and of experts without an own one.
         norm: in front of each branch, and after the last layer.
         attention: the kind of attention, in encoder and decoder.
         position: how the order of tokens is known.
@@ -119,7 +119,7 @@ class TransformerParams(Params):
     @property
     def expert_hidden_dim(self) -> int:
         """H of the experts, or of the dense feed-forward layers."""
-        own = self.moe.hidden_dim if self.moe else None
+        own = self.moe.expert.hidden_dim if self.moe else None
         return own or self.hidden_dim
 
 

@@ -9,6 +9,8 @@ from lingvo_moe.core.tokens import PAD
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import GELU, SwiGLU
 from lingvo_moe.layers.attention import MultiHead
+from lingvo_moe.layers.dispatch import Gather
+from lingvo_moe.layers.experts import ExpertParams
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.position import Rotary, Sinusoidal
@@ -24,7 +26,7 @@ PARAMS = TransformerParams(
     hidden_dim=24,
     num_heads=2,
     head_dim=8,
-    moe=MoEParams(num_experts=4, hidden_dim=20),
+    moe=MoEParams(num_experts=4, expert=ExpertParams(hidden_dim=20)),
 )
 TRAINING = Context(tf.constant([1, 2]))
 
@@ -144,7 +146,7 @@ def test_randomness_is_off_in_evaluation_and_follows_the_seed_in_training():
 
 def test_training_without_its_randomness_is_evaluation():
     gating = Top2(second_expert="always")
-    moe = dataclasses.replace(PARAMS.moe, gating=gating, capacity_factor=None)
+    moe = dataclasses.replace(PARAMS.moe, gating=gating, training=Gather(capacity_factor=None))
     calm = transformer(dropout_rate=0.0, moe=moe)
     rows = row(PAIRS, 12, 12)
     np.testing.assert_allclose(logits(rows, TRAINING, calm), logits(rows), atol=1e-5)
@@ -215,7 +217,7 @@ def test_activations_of_dense_layers_and_of_experts():
     plain, gated = ["wi", "wo"], ["wg", "wi", "wo"]
     assert hidden_weights() == (plain, plain)
     assert hidden_weights(activation=SwiGLU()) == (gated, gated)
-    moe = dataclasses.replace(PARAMS.moe, activation=SwiGLU())
+    moe = dataclasses.replace(PARAMS.moe, expert=ExpertParams(hidden_dim=20, activation=SwiGLU()))
     assert hidden_weights(moe=moe) == (plain, gated)
     gelu = logits(row(PAIRS, 12, 12), model=transformer(activation=GELU()))
     assert np.abs(gelu - logits(row(PAIRS, 12, 12))).max() > 1e-2
@@ -255,7 +257,7 @@ def test_bfloat16_activations_are_close():
 
 def test_hypotheses_that_cannot_live_take_no_capacity():
     """Two sentences with one living hypothesis of four; an expert has room for both."""
-    moe = dataclasses.replace(PARAMS.moe, eval_capacity_factor=1.0)
+    moe = dataclasses.replace(PARAMS.moe, evaluation=Gather(capacity_factor=1.0))
 
     def next_token(model, token_ids):
         laid_out = model.lay_out(THETA)

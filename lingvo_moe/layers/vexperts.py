@@ -67,7 +67,7 @@ class VExperts(Laddered):
 
     def dispatch(self, inputs, routing, capacity, experts):
         """See Laddered; the statistics also hold `source_load`, float32 [D, E], choices."""
-        self._check(capacity)
+        del capacity
         plan = self._plan(routing, experts.theta.placement)
         tokens = annotate(tf.reshape(inputs, [plan.sources, -1, inputs.shape[-1]]), "GSM")
         weight = tf.reshape(routing.weight, plan.routed.shape[:3])
@@ -159,9 +159,9 @@ class VExperts(Laddered):
         self._check_mesh(groups, pieces, places)
         return places, places * self.devices
 
-    def check_mesh(self, moe, pieces, places):
+    def check_mesh(self, num_experts, pieces, places):
         """See Dispatcher; the experts are in slots, so their number may be any."""
-        self._check_mesh(moe.num_groups, pieces, places)
+        self._check_mesh(self.groups, pieces, places)
 
     def _check_mesh(self, groups, pieces, places):
         if self.devices % pieces:
@@ -172,7 +172,8 @@ class VExperts(Laddered):
         if groups % (places * self.devices):
             raise ValueError(
                 f"{groups} groups do not divide evenly into {places * self.devices} sources "
-                f"({places} along data, {self.devices} devices); set moe.num_groups to a multiple."
+                f"({places} along data, {self.devices} devices); set "
+                f"model.moe.training.groups to a multiple."
             )
 
 

@@ -12,7 +12,7 @@ from lingvo_moe.core.layer import Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import merge_trees
 from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.dispatch import Ragged
+from lingvo_moe.layers.dropless import Ragged
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.vexperts import VExperts
@@ -31,10 +31,8 @@ BANDWIDTH = np.full((DEVICES, DEVICES), 1.0)
 def layer(dispatcher, num_experts, groups):
     params = MoEParams(
         num_experts=num_experts,
-        num_groups=groups,
-        capacity_factor=None,
         gating=TopK(k=min(2, num_experts)),
-        dispatcher=dispatcher,
+        training=dataclasses.replace(dispatcher, groups=groups),
     )
     return MoE(model_dim=3, hidden_dim=4, params=params)
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.gatings.base import expert_capacity
-from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.holding import Slots
 from lingvo_moe.planning import flow
 from lingvo_moe.planning.share import BlockCost, Communication, Computation
@@ -244,13 +243,14 @@ class _Counter:
         Each micro-batch has all G groups, of fewer tokens; its slots and rows are added up.
         """
         moe, inputs = kind.layer.feed_forward.params, self.params.input
-        groups = moe.num_groups * self.blocks.micro_batches
+        groups = moe.training.groups * self.blocks.micro_batches
         size = inputs.batch_size * kind.length // groups
+        policy, choices = moe.training, moe.gating.choices_per_token
+        policy.check_pieces(self.cut("E"))
         # Without a capacity loads are taken as even.
-        factor = moe.capacity_factor or moe.gating.choices_per_token
+        factor = policy.capacity_factor or choices
         capacity = expert_capacity(factor, size, moe.num_experts)
-        moe.dispatcher.check_pieces(self.cut("E"))
-        rows = moe.num_experts * capacity, moe.dispatcher.rows_sent(moe, size, capacity)
+        rows = moe.num_experts * capacity, policy.rows_sent(moe.num_experts, choices, size)
         return moe.num_experts, capacity, *(groups * r / self.cut("Eg") for r in rows)
 
     def _moe(self, kind):
@@ -264,7 +264,7 @@ class _Counter:
         traffic = FLOAT32 * weights + self.item * slots * (2 * m + 2 * h)
         yield self._work("experts", times, 2 * matrices * slots * m * h, traffic)
         scores, one_hot = n * experts, n * experts * capacity
-        einsum = isinstance(own.params.dispatcher, Einsum)
+        einsum = own.params.training.one_hot
         # Scores: logits, softmax, top-k, two choices' queues one-hot and summed, statistics.
         gating = FLOAT32 * 8 * scores + einsum * self.wire * 2 * one_hot
         yield self._work("gating", times, 2 * scores * m + einsum * 2 * 2 * one_hot, gating)
@@ -278,7 +278,7 @@ class _Counter:
         )
         yield from self._product(times * (1 + gated), "EgCM,EMH->EgCH", slots * m)
         yield from self._product(times, "EgCH,EHM->EgCM", slots * m)
-        if isinstance(own.params.dispatcher.holding, Slots):
+        if isinstance(own.params.training.holding, Slots):
             # The gradients of slots are added up to those of experts (training.replicas).
             yield Communication(
                 part="gradients",
@@ -298,7 +298,7 @@ class _Counter:
             return total + self.item * n * m
         own, (experts, capacity, slots, _) = kind.layer.feed_forward, self._shape(kind)
         hidden = own.hidden_dim / self.cut("H")
-        one_hot = n * experts * capacity * isinstance(own.params.dispatcher, Einsum)
+        one_hot = n * experts * capacity * own.params.training.one_hot
         total += self.wire * (n * m + slots * (3 * m + hidden)) + FLOAT32 * 2 * n * experts
         return total + self.wire * 2 * one_hot
 

@@ -29,7 +29,7 @@ DENSE = TranslationParams(
     target_vocab_size=600,
     input=InputParams(batch_size=8, source_length=16, target_length=16),
 )
-_EXPERTS = MoEParams(num_experts=4, num_groups=4, dispatcher=Einsum())
+_EXPERTS = MoEParams(num_experts=4, training=Einsum(groups=4))
 MOE = dataclasses.replace(DENSE, model=dataclasses.replace(DENSE.model, moe=_EXPERTS))
 # Without random numbers, because XLA counts their operations too.
 CERTAIN = override(MOE, ["model.dropout_rate=0.0", "model.moe.gating=Top2(second_expert='always')"])
@@ -74,10 +74,10 @@ def test_experts_and_dispatch_by_hand():
 def test_a_dispatcher_by_node_sends_fewer_rows():
     """16 experts on 4 nodes, of which a token uses 2 for its 4 experts."""
     gating = "TopK(k=4,limit=NodeLimited(nodes=4,kept=2))"
-    sizes = ["model.moe.num_experts=16", "model.moe.capacity_factor=4.0"]
-    sent = []
-    for dispatcher in ("Gather()", "ByNode(nodes=4,kept=2)"):
-        changes = [f"model.moe.gating={gating}", f"model.moe.dispatcher={dispatcher}"]
+    sizes = ["model.moe.num_experts=16"]
+    own, sent = "groups=4,capacity_factor=4.0", []
+    for dispatcher in (f"Gather({own})", f"ByNode(nodes=4,kept=2,{own})"):
+        changes = [f"model.moe.gating={gating}", f"model.moe.training={dispatcher}"]
         params = override(MOE, [*sizes, *changes])
         (to_all,) = [t for t in count_costs(params, FOUR, 2).transfers if t.kind == "all-to-all"]
         sent.append(to_all.bytes)
@@ -87,12 +87,10 @@ def test_a_dispatcher_by_node_sends_fewer_rows():
         count_costs(params, Mesh(("expert",), (16,)), 2)
 
 
-@pytest.mark.parametrize(
-    ("option", "networks"), [("shared_expert=True", 1), ("always_on_experts=3", 3)]
-)
+@pytest.mark.parametrize(("option", "networks"), [("Gated()", 1), ("AlwaysOn(experts=3)", 3)])
 def test_shared_networks_take_every_token(option, networks):
     """As much work as so many dense layers; a token's choices cost what they did."""
-    with_shared = override(MOE, [f"model.moe.{option}"])
+    with_shared = override(MOE, [f"model.moe.shared={option}"])
     before, after = (by_part(count_costs(p, FOUR, 2), "flops") for p in (MOE, with_shared))
     # Of four layers two are dense.
     assert after["feed_forward"] == (1 + networks) * before["feed_forward"]
@@ -114,11 +112,11 @@ def test_gradients_of_all_but_experts_are_summed():
 def test_gradients_of_experts_in_slots_are_summed_over_all_devices():
     """Those of all experts, also without replicas, because the program is static."""
 
-    def sums(*changes):
-        changes = ["model.moe.capacity_factor=None", *changes]
+    def sums(policy):
+        changes = [f"model.moe.training={policy}"]
         return count_costs(override(MOE, changes), FOUR, 4).sent["all-reduce"]
 
-    more = sums("model.moe.dispatcher=VExperts(devices=4,slots_per_device=1)") - sums()
+    more = sums("VExperts(devices=4,slots_per_device=1,groups=4)") - sums("Fitted(groups=4)")
     layers, experts = 2, 4  # every second layer of two and two
     assert more == layers * experts * 2 * 128 * 512 * 4
 
@@ -182,7 +180,7 @@ def test_memory_and_bytes_are_those_of_the_compiler(name, mesh, memory, sent):
 
 
 def test_micro_batches_shrink_activations():
-    gather = "model.moe.dispatcher=Gather()"
+    gather = "model.moe.training=Gather()"
     whole = count_costs(override(MOE, [gather]), FOUR, 2)
     parts = count_costs(override(MOE, [gather, "train.micro_batches=2"]), FOUR, 2)
     assert parts.memory.activations == whole.memory.activations / 2
@@ -245,7 +243,7 @@ def test_flops_against_xla():
 def test_without_a_capacity_loads_are_taken_as_even():
     top_4 = "model.moe.gating=TopK(k=4)"
     free, limited = (
-        override(get_params("tiny.MoE"), [top_4, f"model.moe.capacity_factor={factor}"])
+        override(get_params("tiny.MoE"), [top_4, f"model.moe.training.capacity_factor={factor}"])
         for factor in (None, 4.0)
     )
     one = parse_mesh("data:1")

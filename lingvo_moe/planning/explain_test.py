@@ -106,10 +106,10 @@ def test_text_and_json(small):
 
 
 def test_what_is_not_possible_says_why():
-    params = override(get_params("tiny.MoE"), [*SMALL, *MOE, "model.moe.num_groups=4"])
+    params = override(get_params("tiny.MoE"), [*SMALL, *MOE, "model.moe.training.groups=4"])
     found = compare_strategies(params, HARDWARE["cpu"], 8)
-    assert "num_groups=4" in found.alternatives["data parallel"]
-    assert "data parallel is not possible: moe.num_groups=4" in format_search("", found)
+    assert "groups=4" in found.alternatives["data parallel"]
+    assert "data parallel is not possible: model.moe.training.groups=4" in format_search("", found)
     tiny_memory = dataclasses.replace(HARDWARE["cpu"], memory=found.best.bytes / 0.9 + 1)
     squeezed = compare_strategies(params, tiny_memory, 8)
     assert not squeezed.alternatives["tensor parallel"].fits

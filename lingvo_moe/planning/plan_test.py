@@ -12,9 +12,10 @@ from lingvo_moe.runtimes.hlo import Collective
 from lingvo_moe.sharding.annotations import parse_mesh
 
 MOE = "model.moe"
-GROUPS = [f"{MOE}.num_groups=24", "input.batch_size=96"]
-SLOTS = [*GROUPS, f"{MOE}.dispatcher=VExperts(devices=4,slots_per_device=2)"]
-SLOTS += [f"{MOE}.num_experts=6", f"{MOE}.capacity_factor=None"]
+ROWS = "input.batch_size=96"
+GROUPS = [f"{MOE}.training.groups=24", ROWS]
+SLOTS = [f"{MOE}.training=VExperts(devices=4,slots_per_device=2,groups=24)", ROWS]
+SLOTS += [f"{MOE}.num_experts=6"]
 HEADS = ["model.position=Sinusoidal()", "model.num_heads=8", "model.decoder_num_heads=2"]
 
 # The paper's Table 3: steps a second on TPU v3, a core an expert.
@@ -48,7 +49,7 @@ def test_the_papers_speeds():
 
 def test_a_gate_of_few_weights_is_whole_on_each_of_many_devices():
     """The shared expert's gate has 1,024 weights, which 2,048 devices cannot divide."""
-    plan = make_plan("m4.MoE2048E12L", [f"{MOE}.shared_expert=True"], "tpu_v3")
+    plan = make_plan("m4.MoE2048E12L", [f"{MOE}.shared=Gated()"], "tpu_v3")
     assert (plan["mesh"], plan["unmet"]) == ({"expert": 2048}, "")
 
 
@@ -118,7 +119,7 @@ def test_what_the_compiler_says(monkeypatch):
         ("tiny.MoE", "expert:3", [*GROUPS, "input.batch_size=24"], "number of experts=8 must be a"),
         ("tiny.MoE", "expert:4", GROUPS, ""),
         ("tiny.MoE", "expert:1", ["train.micro_batches=5"], "input.batch_size / train.micro_b"),
-        ("tiny.MoE", "data:4", [*GROUPS, f"{MOE}.dispatcher=Dropless()"], f"{MOE}.dispatcher=Drop"),
+        ("tiny.MoE", "data:4", [ROWS, f"{MOE}.training=Dropless()"], f"{MOE}.training=Drop"),
         ("tiny.MoE", "expert:4", SLOTS, ""),  # six experts in eight slots
         ("tiny.MoE", "data:8,expert:4", SLOTS, "24 groups do not divide evenly into 32 sources"),
         ("tiny.Dense", "model:4", HEADS, "the numbers of heads must be multiples of 4"),

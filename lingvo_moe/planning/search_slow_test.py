@@ -45,7 +45,7 @@ TINY = (
     *("input.target_length=6", "model.dropout_rate=0.0"),
 )
 MOE = (
-    *("model.moe.every_n=1", "model.moe.num_groups=8", "model.moe.dispatcher=Einsum()"),
+    *("model.moe.every_n=1", "model.moe.training=Einsum(groups=8)"),
     *("model.moe.num_experts=8", "model.moe.gating=Top2(second_expert='always')"),
 )
 STATE = "(('M',('data',)),('A',('expert',)),('V',('expert',)),('e',('expert',)))"

@@ -39,7 +39,7 @@ CORES = {
     "m4.T96L": (2048, (0, 9.38), (1988, 17.54)),
     "m4.Bilingual": (16, (1141, 1.63), (1092, 2.38)),
 }
-DISPATCHER = "model.moe.dispatcher"
+DISPATCHER = "model.moe.training"
 
 
 @pytest.mark.parametrize("model", CORES)
@@ -144,7 +144,7 @@ def runs(params, specs, mesh, sharding):
     rows = params.input.batch_size // params.train.micro_batches
     counts = [("B", rows), ("N", params.model.num_heads)]
     if params.model.moe:
-        counts += [("G", params.model.moe.num_groups)]
+        counts += [("G", params.model.moe.training.groups)]
     if any(n % mesh.size(rules.get(letter, ())) for letter, n in counts):
         return False
     for spec in specs:
@@ -202,9 +202,9 @@ def test_a_limit_that_nothing_keeps():
 
 def test_the_meshes_are_those_that_the_layers_accept():
     # Six experts in eight slots of four devices.
-    changes = ["model.moe.num_experts=6", f"{DISPATCHER}=VExperts(devices=4,slots_per_device=2)"]
-    params = override(get_params("tiny.MoE"), [*SMALL, *MOE, "model.moe.capacity_factor=None"])
-    space = Space(override(params, changes), HARDWARE["cpu"])
+    slots = f"{DISPATCHER}=VExperts(devices=4,slots_per_device=2,groups=8)"
+    params = override(get_params("tiny.MoE"), [*SMALL, *MOE, "model.moe.num_experts=6", slots])
+    space = Space(params, HARDWARE["cpu"])
     assert list(map(str, space.meshes(8))) == [
         *("model:8", "expert:2,model:4", "expert:4,model:2"),
         *("data:2,model:4", "data:2,expert:2,model:2", "data:2,expert:4"),

@@ -11,7 +11,7 @@ pytest.importorskip("libtpu")
 # Of full width, so that what is kept for the backward pass outweighs the rest.
 SMALL = (
     *("source_vocab_size=1024", "target_vocab_size=1024", "model.moe.num_experts=8"),
-    *("model.moe.num_groups=8", "input.batch_size=128"),
+    *("model.moe.training.groups=8", "input.batch_size=128"),
 )
 
 

@@ -8,6 +8,7 @@ from lingvo_moe.core.files import check_fields
 from lingvo_moe.data.language_tags import OnBothSides
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.gatings.top_2 import Top2
+from lingvo_moe.layers.experts import ExpertParams
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.position import Sinusoidal
@@ -135,7 +136,7 @@ def _moe(config) -> MoEParams:
         num_experts=config["num_experts"],
         every_n=steps[0],
         gating=Top2(second_expert="always"),
-        output_mask_rate=config.get("moe_token_dropout", 0.2),
+        expert=ExpertParams(mask_rate=config.get("moe_token_dropout", 0.2)),
     )
 
 

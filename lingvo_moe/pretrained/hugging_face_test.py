@@ -375,10 +375,10 @@ def test_a_changed_function_is_not_exported(imported, tmp_path):
 
 def test_the_share_of_masked_outputs_is_exported(tmp_path):
     model_dir = import_model(testing.FIXTURES / "nllb_moe", tmp_path / "logdir")
-    params = lm.evolve(model_dir.params, "model.moe.output_mask_rate", 0.0)
+    params = lm.evolve(model_dir.params, "model.moe.expert.mask_rate", 0.0)
     HuggingFace().export(dataclasses.replace(model_dir, params=params), tmp_path / "output")
     moe = import_model(tmp_path / "output", tmp_path / "again").params.model.moe
-    assert moe.output_mask_rate == 0.0
+    assert moe.expert.mask_rate == 0.0
 
 
 def test_no_directory(tmp_path):

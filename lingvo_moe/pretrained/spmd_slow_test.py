@@ -50,7 +50,7 @@ def imported(request, tmp_path_factory):
     sets = ["input.batch_size=6", "model.dropout_rate=0.0", *(f"train.{text}" for text in FIXED)]
     sets += ["optimizer.schedule.learning_rate=0.03", "input.virtual_shards=2"]
     if model_dir.params.model.moe:  # groups of tokens that compete for the slots of an expert
-        sets += ["model.moe.num_groups=6", "model.moe.dispatcher=Einsum()"]
+        sets += ["model.moe.training=Einsum(groups=6)"]
     return model_dir, [
         *(f"--import={directory / 'sizes.py'}", "--model=sizes.Imported", f"--data={data}"),
         *(f"--init_from={model_dir.path}", *(f"--set={text}" for text in sets)),

@@ -28,9 +28,8 @@ PARAMS = (
     f"input.target_length={LENGTH}",
     "source_vocab_size=64",
     "target_vocab_size=64",
-    "model.moe.num_groups=8",
+    "model.moe.training=Einsum(groups=8)",
     "model.moe.every_n=1",
-    "model.moe.dispatcher=Einsum()",
     "model.dropout_rate=0.1",
 )
 MODELS = {
@@ -40,7 +39,7 @@ MODELS = {
     "experts": (
         "data:2,expert:4",
         (
-            "model.moe.shared_expert=True",
+            "model.moe.shared=Gated()",
             "model.moe.gating=TopK(k=2,scores=Sigmoid(),bias=LossFree(),balance=BySequence(),"
             "limit=NodeLimited(nodes=4,kept=1))",
         ),
@@ -53,14 +52,13 @@ MODELS = {
         "data:2,expert:4",
         (
             "model.moe.gating=TopK(k=4,limit=NodeLimited(nodes=4,kept=2))",
-            "model.moe.dispatcher=ByNode(nodes=4,kept=2)",
-            "model.moe.capacity_factor=4.0",
+            "model.moe.training=ByNode(nodes=4,kept=2,groups=8,capacity_factor=4.0)",
         ),
     ),
-    "always-on experts": ("data:2,expert:4", ("model.moe.always_on_experts=2",)),
+    "always-on experts": ("data:2,expert:4", ("model.moe.shared=AlwaysOn(experts=2)",)),
     "experts on every device": (
         "data:8",
-        ("model.moe.dispatcher=Fitted(factors=(8.0,))", "model.moe.capacity_factor=None"),
+        ("model.moe.training=Fitted(groups=8,factors=(8.0,))",),
     ),
     "experts, some frozen": (
         "data:2,expert:4",

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
         ("data:2,expert:4", ()),
         ("data:2,expert:2,model:2", ()),
         ("data:2,expert:4", ("sharding=ZeRO()",)),
-        ("data:2,expert:2,model:2", ("model.moe.dispatcher=Gather()",)),
+        ("data:2,expert:2,model:2", ("model.moe.training=Gather(groups=8)",)),
     ],
 )
 def test_fifty_steps_are_those_of_one_device(mesh, flags):
@@ -51,12 +51,15 @@ def test_muon_on_many_devices_is_muon_on_one(mesh, processes):
     assert losses[-1][0] < losses[0][0]
 
 
-@pytest.mark.parametrize("dispatcher", ["Fitted()", "VExperts(devices=8, slots_per_device=2)"])
+@pytest.mark.parametrize(
+    "dispatcher", ["Fitted(groups=8)", "VExperts(devices=8, slots_per_device=2, groups=8)"]
+)
 def test_every_rung_compiles(dispatcher):
     """Manual regions that share constants with the program around them would not compile."""
-    flags = ("model.moe.gating=TopK(k=2)", "model.moe.capacity_factor=None")
     for rung in range(7):
-        found = run_on(8, __file__, str(rung), f"model.moe.dispatcher={dispatcher}", *flags)
+        found = run_on(
+            8, __file__, str(rung), f"model.moe.training={dispatcher}", "model.moe.gating=TopK(k=2)"
+        )
         assert "all-to-all" in dict(found)
 
 
@@ -71,7 +74,7 @@ def main(rung="0", *overrides):
     from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
-    changes = ["model.moe.num_groups=8", "model.moe.dispatcher=Einsum()", *overrides]
+    changes = ["model.moe.training=Einsum(groups=8)", *overrides]
     params = override(get_params("tiny.MoE"), changes)
     task = TranslationTask(params, ("a-b", "c-d", "e-f"))
     sizes = params.input.batch_size, params.input.source_length, params.input.target_length

@@ -241,9 +241,9 @@ class Pruning(Params):
         moe = model_dir.params.model.moe
         if moe is None:
             raise ValueError(f"{model_dir.path} is of a model without experts; drop --prune.")
-        if moe.dispatcher.holding != EachOnce():
+        if moe.training.holding != EachOnce():
             raise ValueError(
-                f"moe.dispatcher={moe.dispatcher} has its own layout of experts, which --prune "
+                f"model.moe.training={moe.training} has its own layout of experts, which --prune "
                 f"does not support; drop --prune."
             )
         if not moe.gating.batch_independent:

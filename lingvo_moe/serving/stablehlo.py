@@ -25,8 +25,6 @@ from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.packing import Packer
 from lingvo_moe.data.vocabulary import EOS, UNK
 from lingvo_moe.decoding.request import Request
-from lingvo_moe.layers.dispatch import Ragged
-from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.runtimes.lowering import (
     ArraySpec,
@@ -230,12 +228,7 @@ def static(task: TranslationTask) -> TranslationTask:
     moe = task.params.model.moe
     if moe is None:
         return task
-    static = {
-        field: Dropless()
-        for field in ("dispatcher", "eval_dispatcher")
-        if isinstance(getattr(moe, field), Ragged)
-    }
-    return task.with_moe(**static)
+    return task.with_moe(training=moe.training.static, evaluation=moe.evaluation.static)
 
 
 def lower(program: Program, platforms: Sequence[str] = PLATFORMS) -> export.Exported:
@@ -354,4 +347,8 @@ def _shape(params: TranslationParams) -> dict[str, Any]:
         return {name: value for name, value in fields if isinstance(value, simple)}
 
     model, moe = params.model, params.model.moe
-    return {**sizes(params), **sizes(model), "moe": sizes(moe) if moe else None}
+    experts = moe and sizes(moe) | {
+        "hidden_dim": moe.expert.hidden_dim,
+        "capacity_factor": moe.training.capacity_factor,
+    }
+    return {**sizes(params), **sizes(model), "moe": experts}

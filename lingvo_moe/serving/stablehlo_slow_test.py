@@ -38,7 +38,7 @@ _ROUTERS = {
     # With this rate the bias is larger than the scores after one step.
     "loss-free": (
         f"{_GATING}TopK(k=2,scores=Sigmoid(),bias=LossFree(rate=0.5),balance=BySequence())",
-        "model.moe.always_on_experts=1",
+        "model.moe.shared=AlwaysOn(experts=1)",
     ),
     "node limit": (f"{_GATING}TopK(k=2,limit=NodeLimited(nodes=2,kept=1))",),
     "by task": ("model.moe.router=ByTask(task='source')",),
@@ -51,7 +51,7 @@ def model_dir(tmp_path_factory):
 
 
 def test_ragged_experts_give_way_to_dropless_ones(model_dir, tmp_path):
-    ragged = model_dir.with_overrides(["model.moe.eval_dispatcher=Ragged()"])
+    ragged = model_dir.with_overrides(["model.moe.evaluation=Ragged()"])
     translator, _ = load_translator(ragged, Local(ragged.task))
     sentences = [sentence for sentence in SENTENCES if sentence != LONG]
     expected = [best[0].text for best in translator(sentences, "en")]

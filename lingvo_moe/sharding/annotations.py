@@ -149,7 +149,7 @@ def assignment(
                 )
             used.add(axis)
         if size is not None and mesh.size(axes) > size:
-            count = " (model.moe.num_groups)" if letter in "Gg" else ""
+            count = " (model.moe.training.groups)" if letter in "Gg" else ""
             raise ValueError(
                 f"Dimension {letter!r} of {dims!r} has {size} elements, too few to split into "
                 f"{mesh.size(axes)} pieces over {axes}; change the size{count}, the mesh or the "

@@ -79,8 +79,3 @@ def test_translations_do_not_depend_on_their_batch(router, gating):
                 scores = [score for _, score in translations]
                 np.testing.assert_allclose(scores, [s for _, s in together[i]], rtol=1e-4)
     assert len({ids for best in together.values() for ids, _ in best}) > 6
-
-
-def test_expert_choice_is_refused_without_a_capacity_for_evaluation():
-    with pytest.raises(ValueError, match="eval_capacity_factor"):
-        TranslationTask(override(get_params("tiny.MoE"), ["model.moe.gating=ExpertChoice()"]))

@@ -20,6 +20,7 @@ from lingvo_moe.core.patterns import check_found
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import find_parents
 from lingvo_moe.layers.dispatch import Gather
+from lingvo_moe.layers.shared import Gated
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.param_changes import function_changes
@@ -113,7 +114,7 @@ class _Origins:
         self._new, self._old, self._init = new, old, new.params.init
         self._seed, task = new.params.train.seed, new.task
         if task.vexperts:
-            task = task.with_moe(dispatcher=Gather())  # the runtime puts experts into slots
+            task = task.with_moe(training=Gather())  # the runtime puts experts into slots
         self._specs = dict(task.weights().flatten())
         self._layers = _by_layer(self._specs, _spec_of_layer)
         names = [path for layers in self._layers.values() for path, _ in layers]
@@ -222,10 +223,14 @@ class _Origins:
 
         Sparse Upcycling, arXiv 2212.05055, section 3. The router is drawn. If the weights of a
         token's experts sum to 1 and no choice is dropped, the model equals the dense one. A network
-        that all tokens use (MoEParams.shared_expert) is a copy too.
+        that all tokens use (layers.shared.Gated) is a copy too.
         """
         moe = self._new.params.model.moe
-        if moe and moe.shared_expert and (dense := path.replace("/shared/", "/")) != path:
+        if (
+            moe
+            and isinstance(moe.shared, Gated)
+            and (dense := path.replace("/shared/", "/")) != path
+        ):
             found = dense in self._theirs
             return _Origin(f"a copy of {dense}", self._theirs[dense], dense) if found else None
         dense, axis = path.replace("/experts/", "/"), spec.dims.find("E")

@@ -72,9 +72,9 @@ class TestUpcycling:
             "model.moe.num_experts=8",
             "model.moe.gating=TopK(k=3)",
             "model.scan=True",
-            "model.moe.dispatcher=VExperts(devices=4,slots_per_device=3)",
+            "model.moe.training=VExperts(devices=4,slots_per_device=3)",
             "model.moe.every_n=1",
-            "model.moe.shared_expert=True",
+            "model.moe.shared=Gated()",
         ],
     )
     def test_the_function_is_that_of_the_dense_model(self, dense, override):
@@ -128,7 +128,7 @@ class TestByName:
             np.testing.assert_array_equal(state[path], expected, err_msg=path)
 
     def test_experts_in_slots_come_in_order(self, tmp_path):
-        vexperts = "model.moe.dispatcher=VExperts(devices=4,slots_per_device=2)"
+        vexperts = "model.moe.training=VExperts(devices=4,slots_per_device=2)"
         old = random_logdir(tmp_path / "old", (*SHRINK, vexperts))
         moved, last = stored(old), 7 - np.arange(8)
         for name in moved:  # expert e in slot 7 - e

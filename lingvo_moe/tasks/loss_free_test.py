@@ -11,7 +11,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import SMALLEST
 
 ROWS, LENGTH, RATE = 8, 6, 0.01
-DROPLESS = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
+DROPLESS = "model.moe.training=Ragged()"
 LAYERS = ("encoder/layer_00", "decoder/layer_00")
 
 
@@ -66,7 +66,7 @@ def followed(choices, num_experts):
 
 def test_each_layers_bias_follows_its_load_and_no_optimizer_has_it():
     """The choices of both micro-batches count, as those of the whole batch do."""
-    whole, runtime = make(*DROPLESS), make(*DROPLESS, "train.micro_batches=2")
+    whole, runtime = make(DROPLESS), make(DROPLESS, "train.micro_batches=2")
     expected, metrics = whole.train(batch()), runtime.train(batch())
     np.testing.assert_array_equal(metrics.choices, expected.choices)
     np.testing.assert_array_equal(metrics.max_vio, expected.max_vio)
@@ -84,7 +84,11 @@ def test_each_layers_bias_follows_its_load_and_no_optimizer_has_it():
 
 @pytest.mark.slow
 def test_the_layers_of_a_scan_each_have_their_own():
-    overrides = ("model.scan=True", "model.num_encoder_layers=2", "model.moe.capacity_factor=9.0")
+    overrides = (
+        "model.scan=True",
+        "model.num_encoder_layers=2",
+        "model.moe.training.capacity_factor=9.0",
+    )
     runtime = make(*overrides)
     metrics = runtime.train(batch())
     assert np.any(np.asarray(metrics.choices)[0] != np.asarray(metrics.choices)[1])
@@ -122,8 +126,8 @@ def test_it_resumes_to_the_bit_and_translates_with_the_bias():
 @pytest.mark.slow
 def test_a_step_that_is_taken_again_moves_the_bias_once():
     """A capacity of a quarter has no room, so the step is repeated on a higher rung."""
-    ladder = ("model.moe.dispatcher=Fitted(factors=(0.3,8.0))", "model.moe.capacity_factor=None")
-    runtime = make(*ladder, "model.moe.decoder_num_experts=None")
+    ladder = "model.moe.training=Fitted(factors=(0.3,8.0))"
+    runtime = make(ladder, "model.moe.decoder_num_experts=None")
     metrics = runtime.train(batch())
     assert metrics.retries > 0
     for row, layer in enumerate(LAYERS):

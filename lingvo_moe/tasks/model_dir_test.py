@@ -96,7 +96,7 @@ class TestWhatIsRead:
         assert made.forms == {"a": "NFD", "b": "NFD"}
 
     def test_what_is_harmless_may_be_overridden(self, logdir):
-        texts = ["decoding.beam_size=2", "model.moe.eval_dispatcher=Einsum()", "train.seed=7"]
+        texts = ["decoding.beam_size=2", "model.moe.evaluation=Einsum()", "train.seed=7"]
         params = ModelDir.open(logdir).with_overrides(texts).params
         assert params == override(ModelDir.open(logdir).params, texts)
 
@@ -184,8 +184,8 @@ class TestGoingOn:
         assert _contents(logdir) == before
 
     def test_what_may_change_is_kept(self, logdir):
-        texts = ["train.max_steps=9", "decoding.beam_size=2", "model.moe.num_groups=2"]
-        texts += ["optimizer.schedule.learning_rate=0.5", "model.moe.dispatcher=Einsum()"]
+        texts = ["train.max_steps=9", "decoding.beam_size=2", "model.moe.training.groups=2"]
+        texts += ["optimizer.schedule.learning_rate=0.5", "model.moe.training=Einsum()"]
         before = _contents(logdir)
         ModelDir.create(logdir, "tiny.MoE", texts, dataset())
         changed = {p.name for p, now in _contents(logdir).items() if before.get(p) != now}

@@ -56,15 +56,16 @@ class Changeable(NamedTuple):
         return path not in _NEVER and any(fnmatch.fnmatchcase(path, p) for p in self.patterns)
 
 
-# They do not change the function of a trained model: sharding, dispatchers and others.
+# They do not change the function of a trained model: sharding, dispatch and others, but not a
+# capacity_factor.
 _DEVICES = (
     "sharding*",
     "activation_dtype",
     "model.remat",
-    "model.moe.num_groups",
-    "model.moe.eval_num_groups",
-    "model.moe.dispatcher*",
-    "model.moe.eval_dispatcher*",
+    "model.moe.training",
+    "model.moe.training.[!c]*",
+    "model.moe.evaluation",
+    "model.moe.evaluation.[!c]*",
 )
 
 
@@ -98,11 +99,11 @@ AFTER_TRAINING = Changeable(
         "input*",
         "label_smoothing",
         "model.dropout_rate",
-        "model.moe.capacity_factor",
-        "model.moe.eval_capacity_factor",
-        "model.moe.aux_loss_weight",
-        "model.moe.z_loss_weight",
-        "model.moe.expert_dropout_rate",
+        "model.moe.training*",
+        "model.moe.evaluation*",
+        "model.moe.gating.balance*",
+        "model.moe.router.z_loss_weight",
+        "model.moe.expert.dropout_rate",
     ),
     "after training",
 )

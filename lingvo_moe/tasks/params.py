@@ -120,6 +120,22 @@ class TranslationParams(Params):
         moe = dataclasses.replace(self.model.moe, **changes)
         return dataclasses.replace(self, model=dataclasses.replace(self.model, moe=moe))
 
+    def check_groups(self) -> None:
+        """Checks that the tokens of a training batch divide into groups.
+
+        Raises:
+            ValueError: they do not.
+        """
+        rows, groups = self.input.batch_size // self.train.micro_batches, 1
+        if self.model.moe:
+            groups = self.model.moe.training.groups
+        for length in (self.input.source_length, self.input.target_length):
+            if rows * length % groups:
+                raise ValueError(
+                    f"{rows} x {length} = {rows * length} tokens do not divide into "
+                    f"model.moe.training.groups={groups}; change the batch or the groups."
+                )
+
     def check_mesh(self, mesh: Mesh, rules: Rules) -> None:
         """Checks that the model can be trained on a mesh.
 
@@ -141,4 +157,4 @@ class TranslationParams(Params):
         if not moe or math.prod(mesh.shape) == 1:
             return
         for one in (moe, moe.of_decoder()):
-            one.dispatcher.check_mesh(one, experts, places)
+            one.training.check_mesh(one.num_experts, experts, places)

@@ -85,8 +85,8 @@ def train_step(task: TranslationTask) -> TrainStep:
     """The step that a runtime compiles.
 
     Raises:
-        ValueError: the schedule ends before train.max_steps, or train.micro_batches does not divide
-            the rows.
+        ValueError: the schedule ends before train.max_steps, train.micro_batches does not divide
+            the rows, or the tokens do not divide into groups.
     """
     params = task.params
     max_steps, rows = params.train.max_steps, params.input.batch_size
@@ -95,6 +95,7 @@ def train_step(task: TranslationTask) -> TrainStep:
             f"input.batch_size={rows} rows cannot be divided into train.micro_batches="
             f"{params.train.micro_batches}; change one of them."
         )
+    params.check_groups()
     schedule = params.optimizer.schedule.over(max_steps)
     if (end := schedule.end) is not None and end < max_steps:
         raise ValueError(
@@ -145,7 +146,7 @@ def _train(job):
     if job.record_loads is not None and not process.index:
         moe = task.params.model.moe
         assert moe, "a task with loads has experts"
-        shape = moe.num_groups, max(task.layer_experts)
+        shape = moe.training.groups, max(task.layer_experts)
         trace = TraceRecorder(job.record_loads, task.moe_layers, shape, task.layer_experts)
         recorder = Recorder(lambda step, metrics: trace.add(step, metrics.group_load), trace.save)
     return run_training(
@@ -172,7 +173,7 @@ def _scheduler(job, task):
         return None
     if not task.placements:
         raise ValueError(
-            'Only VExperts can move; pass --set="model.moe.dispatcher=VExperts(devices=8, '
+            'Only VExperts can move; pass --set="model.moe.training=VExperts(devices=8, groups=8, '
             'slots_per_device=2)" or the like.'
         )
     return job.make_scheduler(task)
@@ -267,13 +268,13 @@ def check_no_lost_choices(metrics: NestedMap, params: TranslationParams) -> Nest
         RuntimeError: some choices were not computed.
     """
     moe = params.model.moe
-    if moe and moe.capacity_factor is None and moe.gating.batch_independent:
+    if moe and moe.training.capacity_factor is None and moe.gating.batch_independent:
         lost = metrics.pair_dropped.sum() + np.sum(metrics.get("lost", 0.0))
         if lost:
             raise RuntimeError(
                 f"{lost:.0f} choices of experts in {metrics.steps} steps were not computed, though "
-                f"capacity_factor=None: this is an error of {type(moe.dispatcher).__name__}. "
-                f"Train with another dispatcher, such as Gather()."
+                f"capacity_factor=None: this is an error of {type(moe.training).__name__}. "
+                f"Train with another policy, such as Gather()."
             )
     return metrics
 

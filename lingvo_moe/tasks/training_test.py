@@ -15,7 +15,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
-from lingvo_moe.layers import dispatch
+from lingvo_moe.layers import dropless
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.sharding.annotations import parse_mesh
@@ -75,8 +75,8 @@ def _assert_same_weights(logdir, whole):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.moe.dispatcher=Einsum()"], "num_groups=1"),
-        (["model.moe.dispatcher=Ragged()"], "one device"),
+        (["model.moe.training=Einsum()"], "groups=1"),
+        (["model.moe.training=Ragged()"], "one device"),
         (["model.moe=None", "input.batch_size=6"], "of 4"),
     ],
 )
@@ -111,8 +111,8 @@ def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):
 @pytest.mark.slow
 def test_loads_are_recorded_step_by_step_and_before_capacity(tmp_path):
     file = tmp_path / "traces" / "loads.npz"
-    options = ("model.moe.num_groups=2", "model.moe.gating=Top2(second_expert='always')")
-    options += ("model.moe.capacity_factor=0.5", "model.moe.decoder_num_experts=4")
+    options = ("model.moe.training.groups=2", "model.moe.gating=Top2(second_expert='always')")
+    options += ("model.moe.training.capacity_factor=0.5", "model.moe.decoder_num_experts=4")
     for stop in (2, 3):
         _train(tmp_path / "logdir", *options, f"train.max_steps={stop}", record_loads=file)
     trace = Trace.load(file)
@@ -131,7 +131,7 @@ def _steps(*overrides):
     """
     exact = (
         *("model.dropout_rate=0.0", "model.moe.gating=Top2(second_expert='always')"),
-        *("model.moe.capacity_factor=None", "model.moe.aux_loss_weight=0.0"),
+        *("model.moe.training.capacity_factor=None", "model.moe.gating.balance.weight=0.0"),
     )
     params = override(get_params("tiny.MoE"), [*SHRINK, *SMALL, *exact, *overrides])
     task = TranslationTask(params, tuple(dataset().pairs))
@@ -241,11 +241,10 @@ def test_summaries_by_hand():
 
 def test_a_lost_choice_ends_training(tmp_path, monkeypatch):
     """A dispatcher that computes one choice less than it was given, in each of two layers."""
-    counted = dispatch.lost
-    monkeypatch.setattr(dispatch, "lost", lambda *args: counted(*args) + 1.0)
-    dropless = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
+    counted = dropless.lost
+    monkeypatch.setattr(dropless, "lost", lambda *args: counted(*args) + 1.0)
     with pytest.raises(RuntimeError, match="of Ragged"):
-        _train(tmp_path, *dropless, "train.max_steps=4")
+        _train(tmp_path, "model.moe.training=Ragged()", "train.max_steps=4")
 
 
 def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch, whole):
@@ -330,9 +329,9 @@ class TestBadInput:
         assert (whole / "model.json").stat().st_mtime_ns == before
 
     def test_dev_bleu_that_can_never_be_computed(self, tmp_path):
-        choice = ("model.moe.gating=ExpertChoice()", "model.moe.eval_capacity_factor=1.0")
+        choice = "model.moe.gating=ExpertChoice()"
         with pytest.raises(ValueError, match="got ExpertChoice"):
-            _train(tmp_path / "logdir", "train.dev_bleu_sentences=4", *choice)
+            _train(tmp_path / "logdir", "train.dev_bleu_sentences=4", choice)
         assert not (tmp_path / "logdir").exists()
 
     @pytest.mark.parametrize(

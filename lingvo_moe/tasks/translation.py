@@ -15,8 +15,6 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS
 from lingvo_moe.decoding.flat_beam_search import BeamOutput, beam_search
 from lingvo_moe.decoding.request import Request
-from lingvo_moe.layers.dispatch import Einsum
-from lingvo_moe.layers.fitted import rungs_of
 from lingvo_moe.layers.router import ByTask
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
@@ -46,8 +44,7 @@ class TranslationTask:
         seen_pairs: the pairs that have training text; () if unknown. See ModelDir.
 
     Raises:
-        ValueError: a gating that needs a capacity has none for evaluation, VExperts in a scan, or
-            group_loads of a model whose tokens choose no experts.
+        ValueError: VExperts in a scan, or group_loads of a model whose tokens choose no experts.
     """
 
     params: TranslationParams
@@ -69,11 +66,6 @@ class TranslationTask:
             raise ValueError(
                 f"Loads can be recorded only if tokens choose experts; this model has "
                 f"{f'{moe.gating}, where experts choose tokens' if moe else 'no experts'}."
-            )
-        if moe and not moe.gating.batch_independent and moe.eval_capacity_factor is None:
-            raise ValueError(
-                f"model.moe.gating={moe.gating} compares the tokens of a group and needs a "
-                f"capacity in evaluation too; pass --set=model.moe.eval_capacity_factor=2.0."
             )
 
     @property
@@ -117,17 +109,14 @@ class TranslationTask:
             groups: number of groups of tokens in evaluation and decoding, split over devices.
                 Without a capacity it does not change results.
         """
-        if self.params.model.moe is None:
-            return self
-        return self.with_moe(eval_dispatcher=Einsum(), eval_num_groups=groups)
+        moe = self.params.model.moe
+        return self.with_moe(evaluation=moe.evaluation.for_xla(groups)) if moe else self
 
     @property
     def rungs(self) -> tuple["TranslationTask", ...]:
         """This task on each rung of its dispatcher (see layers.fitted); () without rungs."""
         moe = self.params.model.moe
-        return (
-            tuple(self.with_moe(dispatcher=one) for one in rungs_of(moe.dispatcher)) if moe else ()
-        )
+        return tuple(self.with_moe(training=one) for one in moe.training.rungs) if moe else ()
 
     @property
     def placements(self) -> dict[str, int]:
@@ -143,7 +132,7 @@ class TranslationTask:
     def vexperts(self) -> VExperts | None:
         """The dispatcher if it is VExperts, else None."""
         moe = self.params.model.moe
-        return moe.dispatcher if moe and isinstance(moe.dispatcher, VExperts) else None
+        return moe.training if moe and isinstance(moe.training, VExperts) else None
 
     def with_moe(self, **changes: Any) -> "TranslationTask":
         """The same task; see `TranslationParams.with_moe`."""

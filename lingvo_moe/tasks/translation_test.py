@@ -12,8 +12,6 @@ from lingvo_moe.testing.tiny_world import SHRINK
 
 def task_with(gating):
     overrides = [*SHRINK, "model.moe.num_experts=4", f"model.moe.gating={gating}"]
-    if gating == "ExpertChoice()":
-        overrides.append("model.moe.eval_capacity_factor=2.0")
     return TranslationTask(override(get_params("tiny.MoE"), overrides))
 
 
@@ -69,14 +67,12 @@ def test_refuses_to_decode_with_a_gating_that_depends_on_the_batch():
 
 
 OPTIONS = (
-    "model.moe.z_loss_weight=0.5",
+    "model.moe.router.z_loss_weight=0.5",
     "model.moe.router.jitter=0.1",
-    "model.moe.expert_dropout_rate=0.1",
-    "model.moe.output_mask_rate=0.2",
-    "model.moe.shared_expert=True",
-    "model.moe.shared_gate_dropout_rate=0.2",
-    "model.moe.shared_gate_loss_weight=0.1",
-    "model.moe.activation=SwiGLU()",
+    "model.moe.expert.dropout_rate=0.1",
+    "model.moe.expert.mask_rate=0.2",
+    "model.moe.shared=Gated(dropout_rate=0.2, loss_weight=0.1)",
+    "model.moe.expert.activation=SwiGLU()",
     "model.moe.decoder_num_experts=3",
     "model.activation=GELU()",
 )
@@ -100,7 +96,7 @@ def test_every_option_of_the_moe_layers_trains_and_decodes():
 )
 def test_gates_stay_float32_where_activations_are_bfloat16(weight, metric):
     """A relative change of 1/2048 is seen; bfloat16, of steps of 1/256, would round it off."""
-    options = ["activation_dtype='bfloat16'", "model.moe.shared_expert=True"]
+    options = ["activation_dtype='bfloat16'", "model.moe.shared=Gated()"]
     task = TranslationTask(override(task_with("Top2()").params, options))
     batch, theta = random_batch(), dict(init_theta(task.weights(), 0).flatten())
     name = f"encoder/layer_01/feed_forward/{weight}"
@@ -116,7 +112,7 @@ def test_gates_stay_float32_where_activations_are_bfloat16(weight, metric):
 
 def test_the_objective_is_cross_entropy_and_the_weighted_losses():
     def loss(*overrides):
-        exact = ["label_smoothing=0.0", "model.moe.aux_loss_weight=0.0", *overrides]
+        exact = ["label_smoothing=0.0", "model.moe.gating.balance.weight=0.0", *overrides]
         task = TranslationTask(override(task_with("Top2()").params, exact))
         theta, batch = init_theta(task.weights(), 0), random_batch()
         return task.loss(theta, batch, task.num_targets(batch), EVALUATION)
@@ -125,7 +121,7 @@ def test_the_objective_is_cross_entropy_and_the_weighted_losses():
     metrics = plain.metrics.map(lambda value: value / plain.metrics.tokens)
     np.testing.assert_allclose(plain.objective, metrics.nll, rtol=1e-6)
     # Two MoE layers; the metrics are means over them.
-    weighted = loss("model.moe.aux_loss_weight=0.5", "model.moe.z_loss_weight=0.25")
+    weighted = loss("model.moe.gating.balance.weight=0.5", "model.moe.router.z_loss_weight=0.25")
     expected = metrics.nll + 2 * (0.5 * metrics.aux_loss + 0.25 * metrics.z_loss)
     np.testing.assert_allclose(weighted.objective, expected, rtol=1e-6)
 

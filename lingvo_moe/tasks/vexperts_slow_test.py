@@ -22,19 +22,18 @@ SMALL = (
     "model.num_encoder_layers=1",
     "model.num_decoder_layers=1",
     "model.moe.every_n=1",
-    "model.moe.num_groups=2",
-    "model.moe.capacity_factor=None",
+    "model.moe.training=Gather(groups=2, capacity_factor=None)",
     "train.log_every=2",
     "train.eval_every=4",
     "train.checkpoint_every=2",
 )
-DISPATCHER = "model.moe.dispatcher=VExperts(devices=2, slots_per_device=6, factors=(8.0,))"
+DISPATCHER = "model.moe.training=VExperts(devices=2, slots_per_device=6, groups=2, factors=(8.0,))"
 
 
 def scheduler(task):
     """Small experts, and a threshold that random loads are above."""
     expert = ExpertShape(model_dim=16, hidden_dim=32)
-    cost = from_hardware(find_hardware("h100"), task.params.model.moe.dispatcher.devices, expert)
+    cost = from_hardware(find_hardware("h100"), task.params.model.moe.training.devices, expert)
     return Scheduler(maker=PolicyMaker(cost=cost, horizon=1e6), threshold=1.01, release=1.0)
 
 
@@ -58,7 +57,7 @@ def weights(logdir):
 
 
 def test_moving_and_resuming_change_nothing_that_is_learnt(tmp_path):
-    expected = run(tmp_path / "still", "model.moe.dispatcher=Ragged()", "train.max_steps=4")
+    expected = run(tmp_path / "still", "model.moe.training=Ragged(groups=2)", "train.max_steps=4")
     for steps in (2, 4):
         options = (DISPATCHER, f"train.max_steps={steps}")
         result = run(tmp_path / "moving", *options, make_scheduler=scheduler)

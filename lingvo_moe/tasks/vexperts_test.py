@@ -10,7 +10,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK
 
-DISPATCHER = "model.moe.dispatcher=VExperts(devices=2, slots_per_device=6)"
+DISPATCHER = "model.moe.training=VExperts(devices=2, slots_per_device=6, groups=2)"
 
 
 def test_placements_are_named_in_the_order_of_layers():
@@ -30,16 +30,17 @@ def test_a_scan_cannot_hold_them():
 
 def test_another_dispatcher_has_each_expert_once(tmp_path):
     """Decoding and resuming; the logdir has twelve slots for eight experts."""
-    texts = ("capacity_factor=None", "num_groups=2")
-    changes = (DISPATCHER, *(f"model.moe.{text}" for text in texts), "train.max_steps=1")
+    changes = (DISPATCHER, "train.max_steps=1")
     train_model(training_job(tmp_path, *changes))
     found = []
-    for dispatcher in (DISPATCHER, "model.moe.dispatcher=Gather()"):
+    for dispatcher in (DISPATCHER, "model.moe.training=Gather(groups=2, capacity_factor=None)"):
         model_dir = ModelDir.open(tmp_path).with_overrides([dispatcher])
         translator, _ = load_translator(model_dir, Local(model_dir.task))
         found.append([best[0].text for best in translator(["kara mi", "so ti"], "en")])
     assert found[0] == found[1]
-    again = training_job(tmp_path, "model.moe.dispatcher=Gather()", "train.max_steps=2")
+    again = training_job(
+        tmp_path, "model.moe.training=Gather(groups=2, capacity_factor=None)", "train.max_steps=2"
+    )
     assert train_model(again).step == 2
 
 

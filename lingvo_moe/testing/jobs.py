@@ -19,8 +19,7 @@ _OTHERS = re.compile(r"WARNING: All log|[IWEF]\d{4} ")
 MANY_EXPERTS = (
     *SMALLEST,
     "model.moe.num_experts=64",
-    "model.moe.num_groups=2",
-    "model.moe.dispatcher=Einsum()",
+    "model.moe.training=Einsum(groups=2)",
     "input.virtual_shards=4",
     "optimizer.ema_decay=0.9",
     "train.log_every=1",

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.dispatch import Dispatcher, Einsum, Ragged
-from lingvo_moe.layers.fitted import rungs_of
+from lingvo_moe.layers.dispatch import AnyShape, Dispatcher
+from lingvo_moe.layers.dropless import Ragged
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.training.adamw import AdamW
@@ -29,28 +29,24 @@ class Regression:
     groups: int = 2
     num_experts: int = EXPERTS
     model_dim: int = MODEL
-    eval_groups: int = 1
-    eval_dispatcher: Dispatcher = Ragged()
+    evaluation: AnyShape = Ragged()
 
     @property
     def layer(self):
         params = MoEParams(
             num_experts=self.num_experts,
-            num_groups=self.groups,
-            capacity_factor=None,
             gating=TopK(k=2),
-            dispatcher=self.dispatcher,
-            eval_num_groups=self.eval_groups,
-            eval_dispatcher=self.eval_dispatcher,
+            training=dataclasses.replace(self.dispatcher, groups=self.groups),
+            evaluation=self.evaluation,
         )
         return MoE(model_dim=self.model_dim, hidden_dim=8, params=params)
 
     @property
     def rungs(self):
-        return tuple(dataclasses.replace(self, dispatcher=one) for one in rungs_of(self.dispatcher))
+        return tuple(dataclasses.replace(self, dispatcher=one) for one in self.dispatcher.rungs)
 
     def for_xla(self, groups):
-        return dataclasses.replace(self, eval_groups=groups, eval_dispatcher=Einsum())
+        return dataclasses.replace(self, evaluation=self.evaluation.for_xla(groups))
 
     def weights(self):
         return self.layer.weights()

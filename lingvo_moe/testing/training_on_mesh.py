@@ -22,8 +22,7 @@ PARAMS = (
     "model.num_encoder_layers=1",
     "model.num_decoder_layers=1",
     "model.moe.every_n=1",
-    "model.moe.num_groups=8",
-    "model.moe.dispatcher=Einsum()",
+    "model.moe.training=Einsum(groups=8)",
     "source_vocab_size=64",
     "target_vocab_size=64",
 )

@@ -91,6 +91,6 @@ def test_a_step_without_a_model_directory(tmp_path):
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["1", "2"]
     message = error_of(
         "export", "--format=stablehlo", "--model=tiny.MoE", f"--output={tmp_path}",
-        "--overwrite", *TINY, "--set=model.moe.num_groups=7",
+        "--overwrite", *TINY, "--set=model.moe.training.groups=7",
     )  # fmt: skip
-    assert "tokens do not divide into num_groups=7 groups" in message
+    assert "tokens do not divide into model.moe.training.groups=7" in message

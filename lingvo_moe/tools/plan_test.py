@@ -6,8 +6,7 @@ from lingvo_moe.testing.commands import error_of, succeed
 
 MODEL = (
     "--model=tiny.MoE",
-    "--set=model.moe.num_groups=8",
-    "--set=model.moe.dispatcher=Einsum()",
+    "--set=model.moe.training=Einsum(groups=8)",
     "--hardware=cpu",
 )
 

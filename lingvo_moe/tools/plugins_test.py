@@ -16,7 +16,7 @@ import dataclasses
 import tensorflow as tf
 from lingvo_moe.core.layer import Normal, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.dispatch import Dispatched, Dispatcher
+from lingvo_moe.layers.dispatch import AnyShape, Dispatched
 from lingvo_moe.layers.router import Router
 from lingvo_moe.training.optimizer import Optimizer
 from lingvo_moe.training.schedules import Schedule
@@ -37,7 +37,7 @@ class Cosines(Router):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Everywhere(Dispatcher):
+class Everywhere(AnyShape):
     """All experts compute all tokens: slow, but easy to understand."""
 
     def dispatch(self, inputs, routing, capacity, experts):
@@ -70,8 +70,8 @@ class Halving(Schedule):
 '''
 POLICIES = (
     "model.moe.router=Cosines(scale=4.0)",
-    "model.moe.dispatcher=Everywhere()",
-    "model.moe.eval_dispatcher=mine.Everywhere()",
+    "model.moe.training=Everywhere()",
+    "model.moe.evaluation=mine.Everywhere()",
     "optimizer=Signs(schedule=Halving(learning_rate=0.01))",
 )
 LINES = ["kara mi", "tira so kara", "mira"]
@@ -135,7 +135,7 @@ def test_training_used_the_optimizer_the_schedule_and_the_router(logdir):
 
 
 def test_translations_are_those_of_another_dispatcher(logdir, translated):
-    other = "--set=model.moe.eval_dispatcher=Ragged()"
+    other = "--set=model.moe.evaluation=Ragged()"
     lines = succeed("translate", f"--logdir={logdir}", "--to=en", "--scores", other, *LINES).stdout
     found, expected = (
         [line.split("\t") for line in text.splitlines()] for text in (translated, lines)
@@ -168,4 +168,5 @@ def test_without_the_file_a_policy_is_unknown(mine, tmp_path):
     message = error_of("models", "--show=tiny.MoE", "--set=model.moe.router=Cosines()")
     assert "'Cosines()' is not of type ByTask or ByToken." in message
     shown = succeed("models", f"--import={mine}", "--show=tiny.MoE", f"--set={POLICIES[0]}").stdout
-    assert "model.moe.router : mine.Cosines\nmodel.moe.router.scale : 4.0\n" in shown
+    assert "model.moe.router : mine.Cosines\n" in shown
+    assert "model.moe.router.scale : 4.0\n" in shown

@@ -10,7 +10,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import rebalancing
 
 profile = pytest.importorskip("lingvo_moe.placement.profile")  # which needs JAX
-SLOTS = "model.moe.dispatcher=VExperts(devices=4, slots_per_device=3)"
+SLOTS = "model.moe.training=VExperts(devices=4, slots_per_device=3)"
 TASK = TranslationTask(override(get_params("tiny.MoE"), [SLOTS]))
 
 

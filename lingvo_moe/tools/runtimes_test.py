@@ -10,7 +10,7 @@ from lingvo_moe.tools import runtimes
 
 TINY = [f"--set={text}" for text in SHRINK]
 ON_FOUR = ("--runtime=spmd", "--virtual_devices=4", "--mesh=data:2,expert:2")
-IN_GROUPS = ("--set=model.moe.num_groups=4", "--set=model.moe.dispatcher=Gather()")
+IN_GROUPS = ("--set=model.moe.training=Gather(groups=4)",)
 
 
 @pytest.fixture

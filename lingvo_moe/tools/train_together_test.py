@@ -37,11 +37,11 @@ def run_two(logdir, *flags, deed="none", second=()):
         second: further flags of the second process alone.
     """
     address = free_address()
-    texts = (*SHRINK, *(f"train.{text}" for text in STEPS), "model.moe.num_groups=2")
+    texts = (*SHRINK, *(f"train.{text}" for text in STEPS), "model.moe.training.groups=2")
     command = [
         *(sys.executable, __file__, deed, "--model=tiny.MoE", f"--data={dataset().directory}"),
         *(f"--logdir={logdir}", "--runtime=spmd", "--mesh=expert:2", f"--coordinator={address}"),
-        *("--process_count=2", "--set=model.moe.dispatcher=Einsum()"),
+        *("--process_count=2", "--set=model.moe.training=Einsum()"),
         *(*(f"--set={text}" for text in texts), *flags),
     ]
     variables = environment(1) | {"TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -109,8 +109,8 @@ def test_other_params_end_both_before_the_first_step(flag, own, tmp_path):
 
 def test_processes_that_would_move_experts_otherwise_end_before_the_first_step(tmp_path):
     pytest.importorskip("jax")
-    texts = ("dispatcher=VExperts(devices=2, slots_per_device=6)", "capacity_factor=None")
-    flags = ("--hardware=h100", *(f"--set=model.moe.{text}" for text in texts))
+    slots = "model.moe.training=VExperts(devices=2, slots_per_device=6)"
+    flags = ("--hardware=h100", f"--set={slots}")
     failed = run_two(tmp_path / "logdir", *flags, second=("--hardware=a100",))
     assert [code for code, _ in failed] == [1, 1]
     for _, errors in failed:
@@ -160,7 +160,12 @@ def test_two_start_from_a_dense_model(tmp_path):
     assert "Initial weights" not in done[1][1]
     assert "8 copies of encoder/layer_*/feed_forward/wi" in (tmp_path / "two/init.txt").read_text()
 
-    again = ["train.micro_batches=1", "model.moe.num_groups=2", f"init.logdir={old.path}", *texts]
+    again = [
+        "train.micro_batches=1",
+        "model.moe.training.groups=2",
+        f"init.logdir={old.path}",
+        *texts,
+    ]
     train_model(training_job(tmp_path / "one", *again))
     two, one = (ModelDir.open(tmp_path / name).read_checkpoint().tensors for name in ("two", "one"))
     assert {n for n in two if n != "ladder"} == set(one)

@@ -12,6 +12,9 @@ from lingvo_moe.gatings.balance_loss import BySequence
 from lingvo_moe.gatings.loss_free import LossFree
 from lingvo_moe.gatings.scores import Sigmoid
 from lingvo_moe.gatings.top_k import TopK
+from lingvo_moe.layers.dispatch import Gather
+from lingvo_moe.layers.experts import ExpertParams
+from lingvo_moe.layers.shared import AlwaysOn
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.zoo import small, tiny
 
@@ -25,9 +28,9 @@ def _cut(params: TranslationParams, **changes) -> TranslationParams:
     assert moe
     changes = {
         "num_experts": _PARTS * moe.num_experts,
-        "hidden_dim": model.hidden_dim // _PARTS,
+        "expert": ExpertParams(hidden_dim=model.hidden_dim // _PARTS),
         "gating": TopK(k=choices),
-        "capacity_factor": float(choices),
+        "training": Gather(capacity_factor=float(choices)),
         **changes,
     }
     moe = dataclasses.replace(moe, **changes)
@@ -57,10 +60,9 @@ class TinyToday(tiny.MoE):
         return _cut(
             super().params(),
             num_experts=30,
-            always_on_experts=2,
             gating=TopK(k=6, scores=Sigmoid(), bias=LossFree(), balance=BySequence()),
-            capacity_factor=6.0,
-            aux_loss_weight=0.0001,
+            training=Gather(capacity_factor=6.0),
+            shared=AlwaysOn(experts=2),
         )
 
 

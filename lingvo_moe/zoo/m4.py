@@ -56,9 +56,8 @@ class _M4:
         if self.num_experts is None:
             return None
         # As many groups as experts: a core has one group and one expert.
-        return MoEParams(
-            num_experts=self.num_experts, num_groups=self.num_experts, dispatcher=Einsum()
-        )
+        training = Einsum(groups=self.num_experts)
+        return MoEParams(num_experts=self.num_experts, training=training)
 
 
 @register

@@ -19,7 +19,9 @@ from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.dispatch import Einsum
+from lingvo_moe.layers.experts import ExpertParams
 from lingvo_moe.layers.moe import MoEParams
+from lingvo_moe.layers.shared import Gated
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.adamw import AdamW
@@ -33,12 +35,9 @@ _WARMUP_STEPS = 8000
 _PEAK_RATE = 0.002
 
 # Section 6.2: regularisation against overfitting of experts on small languages.
-_EXPERT_OUTPUT_MASKING: dict[str, Any] = {"output_mask_rate": 0.2}
+_EXPERT_OUTPUT_MASKING: dict[str, Any] = {"expert": ExpertParams(mask_rate=0.2)}
 _CONDITIONAL_ROUTING: dict[str, Any] = {
-    "shared_expert": True,
-    "shared_gate_dropout_rate": 0.2,
-    "shared_gate_loss_weight": 0.1,
-    "shared_gate_budget": 0.8,
+    "shared": Gated(dropout_rate=0.2, loss_weight=0.1, budget=0.8),
 }
 
 
@@ -86,8 +85,7 @@ _MOE = MoEParams(
     num_experts=128,
     every_n=4,
     gating=Top2(second_expert="always"),
-    num_groups=128,
-    dispatcher=Einsum(),
+    training=Einsum(groups=128),
 )
 
 
@@ -177,5 +175,5 @@ class MoE54B(Dense3_3B):
 
     def params(self) -> TranslationParams:
         """The frozen params."""
-        params = super().params().with_moe(num_groups=128, dispatcher=Einsum())
+        params = super().params().with_moe(training=Einsum(groups=128))
         return dataclasses.replace(params, input=dataclasses.replace(params.input, batch_size=256))

@@ -4,6 +4,7 @@ Top-1 gating, capacity factor 1.25, balance loss with weight 0.01 and router inp
 (sections 2.2 and 2.4, appendix C). Evaluation drops no token, as for all registered models.
 """
 
+from lingvo_moe.core.params import evolve
 from lingvo_moe.core.registry import register
 from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.layers.router import ByToken
@@ -12,12 +13,8 @@ from lingvo_moe.zoo import m4, small
 
 
 def _with_recipe(params: TranslationParams) -> TranslationParams:
-    return params.with_moe(
-        gating=Switch(),
-        capacity_factor=1.25,
-        router=ByToken(jitter=0.01),
-        aux_loss_weight=0.01,
-    )
+    params = params.with_moe(gating=Switch(), router=ByToken(jitter=0.01))
+    return evolve(params, "model.moe.training.capacity_factor", 1.25)
 
 
 @register

@@ -78,8 +78,11 @@ def test_no_field_takes_a_value_of_another_type_or_a_number_that_is_none(params)
         ("model.model_dim=99999999999", "model_dim must be a whole number of 32 bits"),
         ("model.dropout_rate=1", "dropout_rate must be in [0, 1), got 1.0"),
         ("model.moe.every_n=0", "every_n must be >= 1, got 0"),
-        ("model.moe.aux_loss_weight=-1", "aux_loss_weight must be >= 0, got -1.0"),
-        ("model.moe.capacity_factor=1e999", "capacity_factor must be finite in float32 or None"),
+        ("model.moe.gating.balance.weight=-1", "weight must be >= 0, got -1.0"),
+        (
+            "model.moe.training.capacity_factor=1e999",
+            "capacity_factor must be finite in float32 or None",
+        ),
         ("source_vocab_size=-5", "source_vocab_size must be >= 1, got -5"),
         ("activation_dtype=float16", "activation_dtype must be in ('float32', 'bfloat16'), got 'f"),
         ("optimizer.schedule.learning_rate=1e999", "learning_rate must be finite in float32"),

@@ -115,9 +115,9 @@ def test_finer_experts_have_the_weights_and_the_work_of_gshards(name, base):
 @pytest.mark.parametrize(
     ("recipe", "base", "changed"),
     [
-        ("switch.Small", "small.MoE", {"gating", "capacity_factor", "router"}),
-        ("switch.MoE128E12L", "m4.MoE128E12L", {"gating", "capacity_factor", "router"}),
-        ("nllb.Small", "small.MoE", {"output_mask_rate"}),
+        ("switch.Small", "small.MoE", {"gating", "training", "router"}),
+        ("switch.MoE128E12L", "m4.MoE128E12L", {"gating", "training", "router"}),
+        ("nllb.Small", "small.MoE", {"expert"}),
     ],
 )
 def test_recipes_are_diffs(recipe, base, changed):

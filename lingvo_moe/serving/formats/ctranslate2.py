@@ -27,6 +27,7 @@ from lingvo_moe.gatings.base import Extras
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.layers.activation import GEGLU, GELU, ReLU, SwiGLU
 from lingvo_moe.layers.holding import EachOnce
+from lingvo_moe.layers.shared import Gated
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.prune import unrolled
@@ -175,14 +176,14 @@ def task_number(model_dir: ModelDir, task: str | None = None) -> int | None:
         "it has no routing by token (router ByToken)"
         if router is None
         else "its shared expert has a gate for each token"
-        if moe.shared_expert
+        if isinstance(moe.shared, Gated)
         else f"{moe.gating} does not choose by the scores of a task"
         if isinstance(moe.gating, Hash)
-        else f"{moe.dispatcher} has its own layout of experts"
-        if moe.dispatcher.holding != EachOnce()
-        else f"its experts have the activation {moe.activation} and its other layers "
+        else f"{moe.training} has its own layout of experts"
+        if moe.training.holding != EachOnce()
+        else f"its experts have the activation {moe.expert.activation} and its other layers "
         f"{model.activation}"
-        if moe.activation not in (None, model.activation)
+        if moe.expert.activation not in (None, model.activation)
         else None
     )
     if reason or router is None:
@@ -221,17 +222,16 @@ def merge_experts(model_dir: ModelDir, theta: NestedMap, task: int | None) -> Ne
         routing = moe.gating.route(scores, one > 0, None, EVALUATION, extras)
         taken = routing.dispatched.numpy()[0, 0]
         experts = routing.expert.numpy()[0, 0][taken]
-        weights = routing.weight.numpy()[0, 0][taken] * np.float32(1.0 - moe.output_mask_rate)
+        weights = routing.weight.numpy()[0, 0][taken] * np.float32(1.0 - moe.expert.mask_rate)
         merged = {
             name: np.concatenate(held.experts[name][experts], axis=-1)  # [M, K·H]
             for name in held.experts
             if name != "wo"
         }
         merged["wo"] = np.concatenate(held.experts.wo[experts] * weights[:, None, None])
-        if moe.always_on_experts:
-            for part, weight in held.shared.items():
-                axis = 0 if part == "wo" else -1
-                merged[part] = np.concatenate([merged[part], weight], axis=axis)
+        for part, weight in held.get("shared", {}).items():
+            axis = 0 if part == "wo" else -1
+            merged[part] = np.concatenate([merged[part], weight], axis=axis)
         dense[side][name].feed_forward = NestedMap(merged)
     return dense
 

@@ -54,8 +54,8 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
     model_dir = changed(
         by_task,
         f"model.moe.gating={gating}",
-        "model.moe.output_mask_rate=0.25",
-        f"model.moe.always_on_experts={always_on}",
+        "model.moe.expert.mask_rate=0.25",
+        f"model.moe.shared={f'AlwaysOn(experts={always_on})' if always_on else 'Alone()'}",
     )
     theta = init_theta(model_dir.task.weights(), 5).map(lambda weight: weight.numpy())
     if always_on:
@@ -80,9 +80,9 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
     ("overrides", "name", "message"),
     [
         (["model.moe.router=ByToken()"], None, "ByToken"),
-        (["model.moe.shared_expert=True"], "qna", "its shared expert"),
+        (["model.moe.shared=Gated()"], "qna", "its shared expert"),
         (["model.moe.gating=Hash()"], "qna", "Hash.* does not choose"),
-        (["model.moe.activation=GELU()"], "qna", "the activation GELU.* SwiGLU"),
+        (["model.moe.expert.activation=GELU()"], "qna", "the activation GELU.* SwiGLU"),
         ([], None, r"routes by source, .*task='qna'\)\", or one of qna, qnu"),
         (["model.moe=None"], "qna", "drop task='qna'"),
     ],

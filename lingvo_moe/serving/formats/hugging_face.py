@@ -105,7 +105,7 @@ def _config(model_dir: ModelDir) -> dict[str, Any]:
         )
     config = read_json(original / configs.FILE)
     if moe := model_dir.params.model.moe:
-        config |= {"num_experts": moe.num_experts, "moe_token_dropout": moe.output_mask_rate}
+        config |= {"num_experts": moe.num_experts, "moe_token_dropout": moe.expert.mask_rate}
     _check_function(model_dir, configs.to_params(config))
     return config
 
