@@ -81,13 +81,10 @@ class Interconnect(abc.ABC):
         """
 
     def seconds(self, kind: str, size: float, group: Group) -> float:
-        """Time of one collective, while other groups along the same axes do the same.
+        """Time of a collective of HLO's kind, while other groups along the same axes do the same.
 
-        Args:
-            kind: "all-reduce", "all-gather", "reduce-scatter" or "all-to-all".
-            size: bytes as `hlo.Collective.bytes`: a device's piece for an all-to-all, else the
-                whole array of a group.
-            group: the devices that take part.
+        The size is that of `hlo.Collective.bytes`: a device's piece for an all-to-all, else the
+        whole array of a group.
         """
         if group.devices == 1:
             return 0.0
@@ -212,10 +209,5 @@ class Switched(Interconnect):
 
 
 def all_reduce_parts(near: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The parts of an array that a device sends in an AllReduce: within its host, between hosts.
-
-    Args:
-        near: devices of the group on each host.
-        nodes: hosts of the group.
-    """
+    """The parts of an array that a device sends in an AllReduce: within its host, between hosts."""
     return 2 * (1 - 1 / near), 2 * (1 - 1 / nodes) / near

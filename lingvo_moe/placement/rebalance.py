@@ -31,10 +31,10 @@ class Rebalanced:
     """
 
     def __init__(self, runtime: Any, tables: Mapping[str, int], scheduler: Scheduler):
-        """Wraps a runtime that is not yet initialised or restored.
+        """Wraps a Local or Spmd that is not yet initialised or restored.
 
         Args:
-            runtime: a Local or Spmd. Its training metrics have `source_load` [L, D, E or more].
+            runtime: its training metrics have `source_load` [L, D, E or more].
             tables: path of each layer's placement among the weights -> E, in the order of layers.
             scheduler: used for each layer separately.
         """

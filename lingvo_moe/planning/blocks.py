@@ -11,6 +11,7 @@ tokens, the cost of one group does not depend on the sharding of the others.
 import collections
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.gatings.base import expert_capacity
@@ -29,16 +30,9 @@ _OPTIMIZER_PASSES = 8  # reads and writes of weight, gradient and update, the la
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """Equal layers.
+    """Equal layers: one of them, their number, and lengths of a row and of a decoder's source."""
 
-    Attributes:
-        layer: one of them.
-        count: number of such layers.
-        length: of a row.
-        memory_length: of the source row, for a decoder.
-    """
-
-    layer: object
+    layer: Any
     count: int
     length: int
     memory_length: int | None
@@ -81,13 +75,11 @@ class ModelBlocks:
     def share(
         self, group: str, mesh: Mesh, rules: Rules, stored: Rules, remat: bool, late: bool
     ) -> BlockCost:
-        """The cost of a group for a device.
+        """The cost of a group of GROUPS for a device.
 
         Args:
-            group: one of GROUPS.
-            mesh: the devices.
-            rules: letter -> axes of the mesh, while computing.
-            stored: the same for weights and slots at rest.
+            group, mesh: what and where.
+            rules, stored: letter -> axes of the mesh, while computing and at rest.
             remat: whether layers are rematerialised in the backward pass.
             late: whether gradients stay partial from the first micro-batch to the last.
 
@@ -121,15 +113,8 @@ class _Counter:
         self.remat, self.params = remat, blocks.params
         self.late = late and blocks.micro_batches > 1
         self.wire, self.item, self.m = blocks.wire, blocks.item, blocks.params.model.model_dim
-        self.weights = WeightCosts(
-            mesh=mesh,
-            rules=rules,
-            stored=stored,
-            item=self.item,
-            wire=self.wire,
-            micro_batches=blocks.micro_batches,
-            late=self.late,
-        )
+        sizes = {"item": self.item, "wire": self.wire, "micro_batches": blocks.micro_batches}
+        self.weights = WeightCosts(mesh=mesh, rules=rules, stored=stored, late=self.late, **sizes)
         # Forward 1, backward 2, and with rematerialisation the layers' forward pass once more.
         self.passes = 3 + remat
 
@@ -143,12 +128,8 @@ class _Counter:
 
     def share(self, group):
         """The cost of a group of blocks."""
-        computed = {
-            "heads": self._heads,
-            "hidden": self._hidden,
-            "vocabulary": self._vocabulary,
-        }.get(group, tuple)
-        found = list(computed())
+        computed = {"heads": self._heads, "hidden": self._hidden, "vocabulary": self._vocabulary}
+        found = list(computed.get(group, tuple)())
         work = [one for one in found if isinstance(one, Computation)]
         transfers = [one for one in found if not isinstance(one, Computation)]
         weights, slots = self.blocks.weights[group], self.blocks.slots[group]

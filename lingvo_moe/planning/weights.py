@@ -68,12 +68,8 @@ class WeightCosts:
     def exchanges(self, weights: Specs, gradients: Specs) -> Iterator[Communication]:
         """Sums of gradients over devices with different rows, and AllGathers of weights.
 
-        The dtype is that of the weight in use, or of the sum over micro-batches.
-
-        Args:
-            weights: all weights.
-            gradients: the trained weights; each counts once for every sum of its gradient over
-                devices in a micro-batch.
+        The dtype is that of the weight in use, or of the sum over micro-batches. Each of
+        `gradients` counts once for every sum over devices in a micro-batch.
         """
         rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
         summed: dict[tuple[str, ...], float] = collections.defaultdict(float)

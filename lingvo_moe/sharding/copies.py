@@ -24,17 +24,10 @@ _COPY = "Z"  # a letter for D that is in no equation
 
 
 def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
-    """The weights, with a dimension of copies if devices with different rows hold copies.
+    """The weights theta with copies: [D, …], or [Y, D, …] for the layers of a scan.
 
-    Outside of `use_mesh` nothing changes.
-
-    Args:
-        theta: weights.
-        weights: their WeightSpecs.
-
-    Returns:
-        theta, where weights with copies are [D, …], or [Y, D, …] for the layers of a scan. A weight
-        that is split over an axis that also splits rows is unchanged.
+    A weight that is split over an axis that also splits rows is unchanged, as are all weights
+    outside of `use_mesh`. `weights` are their WeightSpecs.
     """
 
     def copied(weight, spec):
@@ -49,14 +42,11 @@ def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
-    """The gradients of weights, from those of their copies: one AllReduce each.
+    """The gradients of weights, in the shapes of the WeightSpecs: one AllReduce of copies each.
 
     Args:
-        grads: gradients of the result of `expand_copies`, each [D, …] or [Y, D, …] with copies.
+        grads: gradients of the result of `expand_copies`.
         weights: the WeightSpecs of theta.
-
-    Returns:
-        The gradients in the shapes of the WeightSpecs.
     """
 
     def of_weight(grad, spec):
@@ -70,15 +60,7 @@ def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
-    """`annotate` for a weight with or without copies.
-
-    Args:
-        weight: of these dims, or with one more dimension, D.
-        dims, at_rest: as for `annotate`; at_rest does not change a weight with copies.
-
-    Raises:
-        ValueError: as `assignment`.
-    """
+    """`annotate` for a weight of these dims, or with copies, which `at_rest` does not change."""
     here = active()
     if here is None or weight.shape.rank == len(dims):
         return annotate(weight, dims, at_rest)
@@ -105,15 +87,9 @@ def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
 
 
 def einsum(equation: str, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """tf.einsum of rows and a weight.
+    """tf.einsum of rows [B, …] and a weight; with copies device d uses copy d.
 
-    Args:
-        equation: "rows,weight->result". The first letter of `rows`, B, is also that of `result`.
-        rows: [B, …].
-        weight: with copies or without; with them device d uses copy d.
-
-    Returns:
-        [B, …], of the dtype of rows.
+    In "rows,weight->result" the first letter of `rows`, B, is also that of `result`.
 
     Raises:
         ValueError: as `split_rows`.
@@ -188,12 +164,9 @@ def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:
     """The weight in a shape that broadcasts with rows; each row gets the copy of its device.
 
     Args:
-        weight: [*s], or with copies [D, *s].
+        weight: [*s], or with copies [D, *s], which become [B, 1, …, *s].
         rank: the number of dimensions of s.
         rows: [B, …, *s].
-
-    Returns:
-        [*s], or with copies [B, 1, …, *s].
     """
     if weight.shape.rank == rank:
         return weight
@@ -207,10 +180,7 @@ def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:
 def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
     """[B, …] as [D, B / D, …]: for each copy of a weight the rows of its device.
 
-    Args:
-        rows: [B, …].
-        weight: with copies or without; without copies rows are unchanged.
-        rank: of the weight without copies.
+    Without copies, when the weight has this rank, rows are unchanged.
 
     Raises:
         ValueError: the rows do not divide into equal parts.

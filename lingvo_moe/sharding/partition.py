@@ -80,8 +80,7 @@ def manual(
     Args:
         function: pieces of the tensors -> the piece of the result.
         tensors: of static shapes.
-        dims: for each tensor one letter a dimension; the current rules give its sharding.
-        result_dims: the same for the result.
+        dims, result_dims: one letter a dimension; the current rules give the sharding.
 
     Raises:
         ValueError: as `assignment`, or a tensor does not divide into equal pieces.
@@ -105,15 +104,9 @@ def manual(
                     outputs = function(*pieces)
                 return tape.gradient(outputs, [pieces[i] for i in floats], upstream)
 
+            given, letters = [upstream, *tensors], [result_dims, *dims]
             with use_mesh(mesh, rules):
-                grads = _by_hand(
-                    backward,
-                    [upstream, *tensors],
-                    [result_dims, *dims],
-                    [dims[i] for i in floats],
-                    mesh,
-                    rules,
-                )
+                grads = _by_hand(backward, given, letters, [dims[i] for i in floats], mesh, rules)
             by_input = dict(zip(floats, grads, strict=True))
             return [by_input.get(i) for i in range(len(tensors))]
 
