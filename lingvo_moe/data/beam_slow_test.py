@@ -24,10 +24,10 @@ pytestmark = pytest.mark.slow
 _PLUGIN = """
 import dataclasses, os
 from pathlib import Path
-from lingvo_moe.data import blocks, pair_work
+from lingvo_moe.data import pair_work
 from lingvo_moe.data.cleaning.base import CleaningRule
 
-blocks._BLOCK_LINES = 50
+pair_work._BLOCK_LINES = 50
 pair_work._BYTES_PER_KEY = 1 << 12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ import numpy as np
 
 from lingvo_moe.core import npz
 from lingvo_moe.core.files import new_file, write_whole
-from lingvo_moe.data.blocks import Block, split_into_blocks
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example, shard_bounds
@@ -24,9 +23,109 @@ from lingvo_moe.data.lengths import add_tables, count_ratios, length_ratio, tabu
 from lingvo_moe.data.normalization import normalize
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import write_records
-from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
 from lingvo_moe.data.spelling import spelling
 from lingvo_moe.data.vocabulary import SPACE, UNK, Vocabulary
+
+_BLOCK_LINES, _BLOCK_CHARACTERS = 20_000, 8_000_000
+
+
+def split_into_blocks(lines: Iterable[SentencePair]) -> Iterator[list[SentencePair]]:
+    """Cuts lines into blocks of at most _BLOCK_LINES and about _BLOCK_CHARACTERS."""
+    block: list[SentencePair] = []
+    characters = 0
+    for line in lines:
+        block.append(line)
+        characters += len(line.source) + len(line.target)
+        if len(block) >= _BLOCK_LINES or characters >= _BLOCK_CHARACTERS:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
+
+
+class Block(NamedTuple):
+    """A block of texts on disk.
+
+    Attributes:
+        lines: number of texts.
+        read: reads the texts.
+    """
+
+    lines: int
+    read: Callable[[], list[str]]
+
+
+class Texts(Sequence):
+    """Texts on disk as a sequence; one block at a time is in memory."""
+
+    def __init__(self, blocks: Iterable[Block]):
+        self._blocks = [block for block in blocks if block.lines]
+        self._ends = np.cumsum([block.lines for block in self._blocks], dtype=np.int64)
+        self._loaded: tuple[int, list[str]] = -1, []
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._blocks else 0
+
+    def __getitem__(self, index):
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return self._block(number)[index - self._ends[number]]
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for number in range(len(self._blocks)) for text in self._block(number))
+
+    def _block(self, number: int) -> list[str]:
+        if self._loaded[0] != number:
+            self._loaded = number, self._blocks[number].read()
+        return self._loaded[1]
+
+
+_KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u4")])
+
+
+def hashes(texts: Iterable[bytes]) -> np.ndarray:
+    """The 128-bit hash of each text, as S16: 16 bytes."""
+    digests = (hashlib.blake2b(text, digest_size=16).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), "S16")
+
+
+def sorted_keys(texts: Iterable[bytes], lines: np.ndarray) -> np.ndarray:
+    """The hash and the number of each line of a block, sorted by hash, then by number.
+
+    Args:
+        texts: the bytes of the lines.
+        lines: their numbers in the block, ascending.
+    """
+    numbers = hashes(texts).view("<u8").reshape(-1, 2)
+    keys = np.empty(len(lines), _KEY)
+    keys["high"], keys["low"], keys["line"] = numbers[:, 0], numbers[:, 1], lines
+    return keys[np.lexsort((keys["low"], keys["high"]))]
+
+
+def repeated_lines(
+    blocks: Iterable[np.ndarray], starts: np.ndarray, part: int, parts: int
+) -> np.ndarray:
+    """The numbers of the lines that repeat an earlier line: int64, ascending.
+
+    Args:
+        blocks: `sorted_keys` of each block; only a range of each is read.
+        starts: the number of the first line of each block.
+        part, parts: the number of the range of hashes, from 0, and the number of ranges.
+    """
+    bounds = np.array([i * 2**64 // parts for i in range(1, parts)], np.uint64)
+    highs, lows, lines = (np.empty(0, kind) for kind in (np.uint64, np.uint64, np.int64))
+    columns: list[tuple[np.ndarray, ...]] = [(highs, lows, lines)]
+    for keys, start in zip(blocks, starts, strict=True):
+        ends = [0, *np.searchsorted(keys["high"], bounds), len(keys)]
+        chosen = keys[ends[part] : ends[part + 1]]
+        # Copies, so that no more than one block is mapped.
+        high_low = np.array(chosen["high"]), np.array(chosen["low"])
+        columns.append((*high_low, chosen["line"] + np.int64(start)))
+    highs, lows, lines = (np.concatenate(column) for column in zip(*columns, strict=True))
+    order = np.lexsort((lows, highs))  # stable: equal keys stay in the order of lines
+    highs, lows, lines = highs[order], lows[order], lines[order]
+    same = (highs[1:] == highs[:-1]) & (lows[1:] == lows[:-1])
+    return np.sort(lines[1:][same])
+
 
 STAGES = ("text", "held_out", "checks", "keys", "repeats", "models", "ids", "shards")  # directories
 

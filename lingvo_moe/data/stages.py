@@ -25,10 +25,9 @@ from lingvo_moe.core import child
 from lingvo_moe.core.fields import FROM_DATA
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.pieces import take
-from lingvo_moe.data.blocks import Block, Texts
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import extend_vocabulary
-from lingvo_moe.data.pair_work import PairWork, Piece, Work, each_pair, held_targets
+from lingvo_moe.data.pair_work import Block, PairWork, Piece, Texts, Work, each_pair, held_targets
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary
 

@@ -14,9 +14,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from lingvo_moe.evaluation import tokenizers
-from lingvo_moe.evaluation.baselines import Baselines
+from lingvo_moe.evaluation.baselines import Baselines, write_hypotheses
 from lingvo_moe.evaluation.columns import measured
-from lingvo_moe.evaluation.hypotheses import write_hypotheses
 from lingvo_moe.evaluation.metrics.base import Metric, score_of, signature_of
 from lingvo_moe.evaluation.page import page_parts
 from lingvo_moe.evaluation.plot import draw_plot
