@@ -170,7 +170,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("examples", 10_000_000, "Number of examples of that dataset.")
     flags.DEFINE_integer("rows", 1024, "Rows of a batch.")
     flags.DEFINE_integer("target_length", 128, "Target tokens per row.")
-    flags.DEFINE_multi_string("set", [], "Fields of InputParams, such as modifiers=(Typos(),)")
+    flags.DEFINE_multi_string("set", [], "Fields of InputParams, such as modifiers=(Merging(),)")
     flags.DEFINE_multi_integer("workers", [0, 1, 2], "Numbers of workers; 0: this process packs.")
     flags.DEFINE_integer("batches", 20, "Number of batches to measure.")
     app.run(main)

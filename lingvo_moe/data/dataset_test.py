@@ -11,8 +11,6 @@ from lingvo_moe.data.dataset import (
     Dataset,
     Example,
     PairInfo,
-    place_of,
-    shard_bounds,
 )
 from lingvo_moe.data.records import Records, write_records
 from lingvo_moe.data.vocabulary import train_vocabulary
@@ -72,15 +70,6 @@ def test_examples(dataset):
     assert (second.source.tolist(), second.target.tolist()) == ([4, 2], [6, 5, 2])
     assert (second.source_text, second.target_text) == ("", "")
     assert dataset.examples("dev", "de-en") == []
-
-
-def test_shard_bounds():
-    assert shard_bounds(10, 3) == [0, 3, 6, 10]
-    assert shard_bounds(0, 0) == [0]
-    bounds = shard_bounds(10, 3)
-    for index in range(10):
-        shard, number = place_of(index, 10, 3)
-        assert bounds[shard] + number == index < bounds[shard + 1]
 
 
 def test_other_format(tmp_path):

@@ -1,6 +1,6 @@
 """Packing sentence pairs into rows of fixed shape.  B rows, L source length, T target length."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,39 +32,28 @@ class Shape(NamedTuple):
 Row = list[tuple[Example, int]]
 
 
-class Packer:
-    """Fills one batch, first-fit: each example goes to the first row with room on both sides."""
+def pack(examples: Iterable[tuple[Example, int]], shape: Shape) -> Iterator[NestedMap]:
+    """Batches of examples and the indices of their pairs, in order; see `batch_of`.
 
-    def __init__(self, batch_size: int, source_length: int, target_length: int):
-        """An empty batch of B rows of L source and T target tokens."""
-        self._shape = Shape(batch_size, source_length, target_length)
-        # An array over rows makes the search fast: a batch may have thousands of rows.
-        self._room = np.full([batch_size, 2], self._shape[1:]).T.copy()
-        self._rows: list[Row] = [[] for _ in range(batch_size)]
-
-    def fits_empty_row(self, example: Example) -> bool:
-        """Whether the example fits an empty row."""
-        return self._shape.has_room(example)
-
-    def add(self, example: Example, pair_index: int) -> bool:
-        """Places the example; returns False if no row has room for it."""
+    Each example goes to the first row with room on both sides (first-fit), and begins a batch if
+    there is none. Examples that do not fit an empty row are left out.
+    """
+    rows: list[Row] = []
+    room = np.zeros([2, 0], np.int64)  # an array, as a batch may have thousands of rows
+    for example, pair in filter(lambda one: shape.has_room(one[0]), examples):
         sizes = len(example.source), len(example.target)
-        fits = (self._room[0] >= sizes[0]) & (self._room[1] >= sizes[1])
+        fits = (room[0] >= sizes[0]) & (room[1] >= sizes[1])
+        if not fits.any():
+            if rows:
+                yield batch_of(rows, shape)
+            rows = [[] for _ in range(shape.rows)]
+            room = np.full([shape.rows, 2], shape[1:]).T.copy()
+            fits = room[0] > 0
         row = int(np.argmax(fits))
-        if not fits[row]:
-            return False
-        self._rows[row].append((example, pair_index))
-        self._room[:, row] -= sizes
-        return True
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing has been placed."""
-        return not any(self._rows)
-
-    def batch(self) -> NestedMap:
-        """The batch; see `batch_of`."""
-        return batch_of(self._rows, self._shape)
+        rows[row].append((example, pair))
+        room[:, row] -= sizes
+    if rows:
+        yield batch_of(rows, shape)
 
 
 class Waiting(NamedTuple):
@@ -160,7 +149,7 @@ def batch_of(rows: Sequence[Row], shape: Shape) -> NestedMap:
     """
     placed = [one for row in rows for one in row]
     pairs = np.array([pair for _, pair in placed], np.int32)
-    counts = np.array([len(row) for row in rows])
+    counts = np.array([len(row) for row in rows], np.int64)
     first = np.repeat(np.cumsum(counts) - counts, counts)  # of its row, for each example
     segments = (np.arange(len(placed)) - first + 1).astype(np.int32)
     batch = NestedMap()

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -16,10 +16,10 @@ import numpy as np
 from lingvo_moe.core.fields import FROM_DATA, FromData, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.patterns import Factors
-from lingvo_moe.data.dataset import Dataset, Example
+from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.mixture import MAIN, Corpus, Mixture
 from lingvo_moe.data.modifiers.base import Modifier
-from lingvo_moe.data.packing import Packer, Shape, batch_of
+from lingvo_moe.data.packing import Shape, batch_of, pack
 from lingvo_moe.data.virtual_shard import Reader, VirtualShard
 
 
@@ -39,7 +39,7 @@ class InputParams(Params):
             own rows. None for the largest power of 2, up to 64, that gives each part a multiple of
             8 rows.
         corpora: further datasets that are mixed with the main dataset.
-        modifiers: random changes of examples, such as typing errors, applied in order.
+        modifiers: random changes of examples, such as copies, applied in order.
     """
 
     batch_size: PositiveInt | FromData = 32
@@ -77,6 +77,11 @@ class InputParams(Params):
         places = {corpus.name: corpus.data for corpus in corpora}
         moved = [dataclasses.replace(c, data=places.get(c.name, c.data)) for c in self.corpora]
         return dataclasses.replace(self, corpora=tuple(moved))
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of batches."""
+        return Shape(self.batch_size, self.source_length, self.target_length)
 
     @property
     def num_virtual_shards(self) -> int:
@@ -187,7 +192,7 @@ class TrainInput:
         self.dataset, self.params, self.seed = dataset, params, seed
         self.part = part or Part(*np.ones([2, shards], bool))
         self.mixture = params.mixture(dataset)
-        self._shape = Shape(params.batch_size, params.source_length, params.target_length)
+        self._shape = params.shape
         self._reader = Reader(self.mixture.streams, seed, self._shape, params.modifiers)
         rows = self._shape._replace(rows=params.batch_size // shards)
         self._shards = {
@@ -292,28 +297,8 @@ class RowShard:
 def eval_batches(dataset: Dataset, split: str, params: InputParams) -> Iterator[NestedMap]:
     """Every example of a split that fits a row, once, in order, in batches of the train shape."""
     pairs = [dataset.pair(name) for name in params.pairs] or dataset.pairs
-    return pack(
-        ((example, p.index) for p in pairs for example in dataset.examples(split, p.name)), params
-    )
-
-
-def pack(examples: Iterable[tuple[Example, int]], params: InputParams) -> Iterator[NestedMap]:
-    """Batches of the train shape from examples and the indices of their pairs, in order.
-
-    Examples that do not fit a row are left out.
-    """
-
-    def new_packer():
-        return Packer(params.batch_size, params.source_length, params.target_length)
-
-    packer = new_packer()
-    for example, pair in examples:
-        if packer.fits_empty_row(example) and not packer.add(example, pair):
-            yield packer.batch()
-            packer = new_packer()
-            packer.add(example, pair)
-    if not packer.empty:
-        yield packer.batch()
+    examples = ((one, p.index) for p in pairs for one in dataset.examples(split, p.name))
+    return pack(examples, params.shape)
 
 
 class Batches(Protocol):

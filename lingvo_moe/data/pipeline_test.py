@@ -107,16 +107,6 @@ def test_an_epoch_is_every_example_once_in_another_order(tmp_path):
     assert (np.diff(np.repeat([0, 1, 2], [6, 7, 7])[first]) != 0).sum() > 5
 
 
-def test_virtual_shards_share_the_epochs(tmp_path):
-    """Together they have drawn the first epochs of the pair, without one of them twice."""
-    dataset = _make(tmp_path, [4000], length=1)
-    params = InputParams(batch_size=4, virtual_shards=4)
-    batches = TrainInput(dataset, params, seed=1)
-    seen = [s[1][1] for _ in range(10) for s in _unpack(batches.next_batch())]
-    assert len(seen) > 500
-    assert len(set(seen)) == len(seen)
-
-
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_pack_their_own_rows_of_the_same_batches(tmp_path, processes):
     dataset = _make(tmp_path, [7, 40])

@@ -104,10 +104,15 @@ def test_examples_are_tagged_and_end(corpus, tmp_path):
     dataset = prepare(corpus, tmp_path / "data", PARAMS)
     first = dataset.examples("train", "de-en")[0]
     assert (first.source[0], first.source[-1], first.target[-1]) == (dataset.tags["en"], EOS, EOS)
-    assert dataset.source_vocabulary.decode([first.source.tolist()]) == ["die Katze"]
-    assert dataset.target_vocabulary.decode([first.target.tolist()]) == ["the cat"]
     assert (first.source_text, first.target_text) == ("", "")
     assert [e.target_text for e in dataset.examples("test", "de-en")] == ["one house", "the dog"]
+    header, _, eo, de, sizes = format_dataset(dataset).splitlines()
+    names = "pair train dev test empty damaged duplicates held_out_in_train"
+    names += " targets_in_train targets_changed too_long"
+    assert header.split() == names.split()
+    assert eo.split() == ["eo-en", "9", *"000000000"]  # largest first
+    assert de.split() == ["de-en", "3", "1", "2", "1", "0", "1", "1", "1", "0", "0"]
+    assert sizes.startswith(f"source vocabulary {dataset.source_vocabulary.size}, target")
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -286,14 +291,3 @@ def test_one_empty_pair_and_a_huge_line_are_no_obstacle(corpus, tmp_path):
     assert dataset.pair("fi-en").examples == {"train": 0}
     assert dataset.pair("eo-en").examples == {"train": 9}
     assert dataset.checks["eo-en"]["too_long"] == 1
-
-
-def test_summary(corpus, tmp_path):
-    dataset = prepare(corpus, tmp_path / "data", PARAMS)
-    header, _, eo, de, sizes = format_dataset(dataset).splitlines()
-    names = "pair train dev test empty damaged duplicates held_out_in_train"
-    names += " targets_in_train targets_changed too_long"
-    assert header.split() == names.split()
-    assert eo.split() == ["eo-en", "9", *"000000000"]  # largest first
-    assert de.split() == ["de-en", "3", "1", "2", "1", "0", "1", "1", "1", "0", "0"]
-    assert sizes.startswith(f"source vocabulary {dataset.source_vocabulary.size}, target")

@@ -63,16 +63,6 @@ def test_zero_shot_pairs_have_no_training_text(tmp_path):
     assert not list((tmp_path / "corpus/train").glob("qka-qna.*"))
 
 
-def test_default_sizes_follow_a_power_law_and_every_poor_language_has_a_rich_relative():
-    sizes = SyntheticCorpus().train_sizes()
-    assert next(iter(sizes)) == "qna"
-    assert (sizes["qna"], sizes["qnu"]) == (20_000, 200)
-    for code in list(sizes)[6:]:
-        relatives = [c for c in sizes if get_language(c).family is get_language(code).family]
-        assert max(sizes[c] for c in relatives) >= 10 * sizes[code]
-    assert SyntheticCorpus(languages=("qka",)).train_sizes() == {"qka": 20_000}
-
-
 def test_no_held_out_english_in_any_training_text_and_no_duplicates():
     english_of = {
         split: [[e for _, e in SMALL.pairs(split, code)] for code in SMALL.languages]

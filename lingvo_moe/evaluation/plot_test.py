@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from lingvo_moe.evaluation import plot
 from lingvo_moe.evaluation.plot import draw_plot, moving_average
-from lingvo_moe.reporting.figure import COLORS, to_png
+from lingvo_moe.reporting.figure import COLORS
 from lingvo_moe.testing.pictures import ink, inked, pixels
 from lingvo_moe.testing.reports import make_report, make_score
 
@@ -44,19 +43,3 @@ def test_the_trend_ends_at_the_last_pair_with_a_value():
     left, right = np.array_split(drawn, 2, axis=1)
     assert left.any()
     assert not right.any()
-
-
-def test_bleu_begins_at_zero(monkeypatch):
-    limits = []
-
-    def keep(figure):
-        limits.append(figure.axes[0].get_ylim())
-        return to_png(figure)
-
-    monkeypatch.setattr(plot, "to_png", keep)
-    for bleu, baseline in ((0.0, None), (40.0, None), (40.0, 41.0)):
-        draw_plot([make_report(make_score("a-en", 9, bleu, baseline), make_score("b-en", 1, bleu))])
-    assert limits[0] == (0.0, 1.0)
-    assert limits[1][0] == 0.0
-    assert limits[1][1] > 40.0
-    assert limits[2][0] < -1.0  # ΔBLEU

@@ -106,14 +106,6 @@ def test_p_value_is_the_same_each_time_and_that_of_the_command_line(tmp_path):
     assert 0.001 < score.p_value < 0.999  # else the comparison would prove little
 
 
-def test_the_tokenizer_follows_the_target_and_can_be_chosen():
-    chinese = make_output(["我喜欢猫"], ["我喜欢狗"], pair="en-zh")
-    assert "tok:zh" in score_pair(chinese).signature
-    assert "tok:char" in score_pair(chinese, tokenizer="char").signature
-    # Four characters, of which the zh tokenizer makes words and 13a makes one single word.
-    assert score_pair(chinese).bleu > score_pair(chinese, tokenizer="13a").bleu == 0
-
-
 def test_texts_become_single_lines():
     output = make_output(["a\nb\r\nc  ", "x\0y"], ["a\rb c\n", "\ufeffx\u2028y\x85\x1cz"])
     assert output.hypotheses == ("a b c", "x y")

@@ -75,17 +75,16 @@ def test_the_collectives_are_those_of_the_compiled_program(model, mesh, changes)
 
 def main(model, mesh, *changes):
     """Prints bytes by kind of the collectives of a training step."""
-    from lingvo_moe.data.packing import Packer
+    from lingvo_moe.data.packing import batch_of
     from lingvo_moe.runtimes.hlo import collectives, total_bytes
     from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
     from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
     params = override(get_params(model), changes)
-    sizes = params.input.batch_size, params.input.source_length, params.input.target_length
     program, args = partition_train_step(
         train_step(TranslationTask(params, ("a-b", "c-d"))),
-        batch_specs(Packer(*sizes).batch()),
+        batch_specs(batch_of([], params.input.shape)),
         Layout(parse_mesh(mesh), params.sharding),
     )
     compiled = program.lower(*shapes(args)).compile().as_text()

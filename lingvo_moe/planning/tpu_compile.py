@@ -217,7 +217,7 @@ def lower_for_devices(
     import numpy as np
     from jax import export
 
-    from lingvo_moe.data.packing import Packer
+    from lingvo_moe.data.packing import Shape, batch_of
     from lingvo_moe.runtimes.lowering import (
         Layout,
         batch_specs,
@@ -232,7 +232,7 @@ def lower_for_devices(
     length, trains = params.input.source_length, sentences is None
     sizes: dict[str, Any] = {"source_ids": (sentences, length), "lengths": (sentences,)}
     if trains:
-        one_row = Packer(1, length, params.input.target_length).batch()
+        one_row = batch_of([], Shape(1, length, params.input.target_length))
         sizes = {name: (params.input.batch_size, x.shape[1]) for name, x in one_row.items()}
     specs = batch_specs({n: jax.ShapeDtypeStruct(size, np.int32) for n, size in sizes.items()})
     task = TranslationTask(params)

@@ -67,7 +67,7 @@ def main(rung="0", *overrides):
     """Prints kind and bytes of each collective of tiny.MoE's step on eight devices."""
     from lingvo_moe.core.params import override
     from lingvo_moe.core.registry import get_params
-    from lingvo_moe.data.packing import Packer
+    from lingvo_moe.data.packing import batch_of
     from lingvo_moe.runtimes.hlo import collectives
     from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
     from lingvo_moe.sharding.annotations import parse_mesh
@@ -77,10 +77,9 @@ def main(rung="0", *overrides):
     changes = ["model.moe.training=Einsum(groups=8)", *overrides]
     params = override(get_params("tiny.MoE"), changes)
     task = TranslationTask(params, ("a-b", "c-d", "e-f"))
-    sizes = params.input.batch_size, params.input.source_length, params.input.target_length
     program, args = partition_train_step(
         train_step(task).on_rungs[int(rung)],
-        batch_specs(Packer(*sizes).batch()),
+        batch_specs(batch_of([], params.input.shape)),
         Layout(parse_mesh("expert:8")),
     )
     text = program.lower(*shapes(args)).compile().as_text()

@@ -22,7 +22,7 @@ from lingvo_moe.core.layer import count_weights
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.data.dataset import Example
-from lingvo_moe.data.packing import Packer
+from lingvo_moe.data.packing import batch_of, pack
 from lingvo_moe.data.vocabulary import EOS, UNK
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.planning.costs import count_costs
@@ -68,7 +68,7 @@ def train_program(task: TranslationTask) -> Program:
     """(state, batch) -> (state, metrics): one training step, its state donated."""
     step, inputs = train_step(task), task.params.input
     weights = task.weights()
-    one_row = Packer(1, inputs.source_length, inputs.target_length).batch()
+    one_row = batch_of([], inputs.shape._replace(rows=1))
     batch = {
         name: ArraySpec((inputs.batch_size, spec.shape[1]), spec.dtype, spec.dims)
         for name, spec in batch_specs(one_row).items()
@@ -113,19 +113,21 @@ def translate_program(
 
 
 def example_batch(params: TranslationParams, num_pairs: int = 1) -> NestedMap:
-    """A training batch of random sentences, a quarter to a half of a row each; see Packer.batch."""
+    """A training batch of random sentences, a quarter to a half of a row each; see `batch_of`."""
     rng, inputs = np.random.default_rng(0), params.input
     lengths = inputs.source_length, inputs.target_length
     sizes = params.source_vocab_size, params.target_vocab_size
-    packer = Packer(inputs.batch_size, *lengths)
-    for _ in range(8 * inputs.batch_size):
-        share = rng.uniform(0.25, 0.5)
-        source, target = (
-            rng.integers(UNK + 1, size, math.ceil(share * length)).astype(np.int32)
-            for size, length in zip(sizes, lengths, strict=True)
-        )
-        packer.add(Example(source, target), int(rng.integers(num_pairs)))
-    return packer.batch()
+
+    def examples():
+        for _ in range(8 * inputs.batch_size):
+            share = rng.uniform(0.25, 0.5)
+            source, target = (
+                rng.integers(UNK + 1, size, math.ceil(share * length)).astype(np.int32)
+                for size, length in zip(sizes, lengths, strict=True)
+            )
+            yield Example(source, target), int(rng.integers(num_pairs))
+
+    return next(pack(examples(), inputs.shape))
 
 
 def write_trained(

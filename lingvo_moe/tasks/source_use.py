@@ -13,15 +13,15 @@ import numpy as np
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset, Example
-from lingvo_moe.data.packing import Packer
-from lingvo_moe.data.pipeline import InputParams, pack
+from lingvo_moe.data.packing import pack
+from lingvo_moe.data.pipeline import InputParams
 
 NEAR_ZERO = 0.1  # nats per token; lower values give a warning
 _LEAST_TOKENS = 100  # a warning names no pair with fewer tokens, because of noise
 
 
 class SplitBatches(NamedTuple):
-    """The batches of a split in two parts; see `Packer.batch`.
+    """The batches of a split in two parts; see `packing.batch_of`.
 
     Attributes:
         sampled: examples on which source use is measured.
@@ -53,11 +53,10 @@ class SplitBatches(NamedTuple):
         """
         names = params.pairs or [pair.name for pair in dataset.pairs]
         share = math.ceil(sentences / len(names))
-        row = Packer(1, params.source_length, params.target_length)
         sampled, foreign, rest = [], [], []
         for pair in map(dataset.pair, names):
             given = dataset.examples(split, pair.name)
-            examples = [example for example in given if row.fits_empty_row(example)]
+            examples = [example for example in given if params.shape.has_room(example)]
             tokens = sum(len(example.target) for example in examples)
             least = math.ceil(2 * _LEAST_TOKENS * len(examples) / tokens) if tokens else 0
             chosen = spread(len(examples), max(2, share, least) if share else 0)
@@ -66,7 +65,9 @@ class SplitBatches(NamedTuple):
             foreign += [(example, pair.index) for example in exchange_sources(own)]
             left = sorted(set(range(len(examples))) - set(chosen))
             rest += [(examples[i], pair.index) for i in left]
-        of_own, of_others, others = (list(pack(part, params)) for part in (sampled, foreign, rest))
+        of_own, of_others, others = (
+            list(pack(part, params.shape)) for part in (sampled, foreign, rest)
+        )
         return SplitBatches(of_own, of_others, others)
 
     def evaluate(self, runtime: Any) -> tuple[NestedMap, NestedMap, NestedMap]:

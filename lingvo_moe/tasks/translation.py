@@ -149,7 +149,7 @@ class TranslationTask:
 
         Args:
             theta: the weights.
-            batch: int32 tensors, see `Packer.batch`: source_ids, source_segment_ids,
+            batch: int32 tensors, see `packing.batch_of`: source_ids, source_segment_ids,
                 source_pair_ids [B, L]; target_inputs, target_ids, target_segment_ids,
                 target_pair_ids [B, T].
             denominator: float32 [], real target tokens of the whole batch.

@@ -8,7 +8,6 @@ from lingvo_moe.data.mixture import Stream
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 from lingvo_moe.data.modifiers.copying import Copying
 from lingvo_moe.data.modifiers.merging import Merging
-from lingvo_moe.data.modifiers.typos import Typos
 from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.pipeline import InputParams, TrainInput
 from lingvo_moe.data.records import write_records
@@ -47,21 +46,6 @@ def _change(dataset, modifier, number=3, seed=1):
         vocabulary.decode([ids]) for ids in (example.source[1:-1].tolist(), example.target.tolist())
     )
     return source, target, example
-
-
-def test_typos(dataset):
-    source, target, _ = _change(dataset, Typos(rate=0.3))
-    assert source != SOURCES[3]
-    assert target == TEXTS[3]
-    assert {c for c in source if not c.isalnum()} == {c for c in SOURCES[3] if not c.isalnum()}
-    assert _change(dataset, Typos(rate=0.0))[0] == SOURCES[3]
-    # A share of 0.2 of 10000 letters; half of the errors change the length, by one each way.
-    text = "abcdefghij" * 1000
-    changed = Typos(rate=0.2).change_text(text, random.Random(0))
-    assert abs(len(changed) - len(text)) < 150
-    kept = sum(a == b for a, b in zip(text[:40], changed[:40], strict=True))
-    assert kept < 40
-    assert Typos(rate=1.0).change_text("", random.Random(0)) == ""
 
 
 def test_merging(dataset):
@@ -127,7 +111,7 @@ def _texts(dataset, batch):
 
 
 def test_the_share_of_changed_examples_and_resuming(dataset):
-    modifiers = (Doubled(share=0.3), Typos(share=0.5))
+    modifiers = (Doubled(share=0.3), Copying(share=0.5))
     params = InputParams(batch_size=8, source_length=80, target_length=160, modifiers=modifiers)
     whole = TrainInput(dataset, params, seed=1)
     batches, states = [], []
