@@ -28,8 +28,7 @@ class Machine:
         model_dim: M of an expert.
         hidden_dim: H of an expert.
         dtype: of activations and gradients.
-        devices: D devices of this process; by default all.
-        node: devices of a node, where neighbours are on one node; None for a single node.
+        devices: D devices of this process, with equal links; by default all.
 
     Raises:
         ValueError: fewer than two devices.
@@ -41,16 +40,10 @@ class Machine:
     devices: tuple[jax.Device, ...] = dataclasses.field(
         default_factory=lambda: tuple(jax.local_devices())
     )
-    node: int | None = None
 
     def __post_init__(self):
         if len(self.devices) < 2:
             raise ValueError("Only two devices or more can be measured; give their kind.")
-
-    @property
-    def node_devices(self) -> int:
-        """Devices of a node."""
-        return len(self.devices) if self.node is None else self.node
 
     @property
     def token_bytes(self) -> int:
@@ -122,26 +115,20 @@ class Probes(NamedTuple):
             name: tuple((*what, float(next(left))) for what in kind)
             for name, kind in self.kinds.items()
         }
-        return Profile(devices=len(self.machine.devices), node=self.machine.node_devices, **rows)
+        return Profile(devices=len(self.machine.devices), **rows)
 
 
 def probes(machine: Machine, tokens: Sequence[int], sizes: Sequence[float]) -> Probes:
     """The calls that `measure` times; same arguments."""
-    devices, node = len(machine.devices), machine.node_devices
-    sizes = [size * machine.gradient_bytes for size in sizes]
+    devices, sizes = len(machine.devices), [size * machine.gradient_bytes for size in sizes]
+    groups = sorted({devices, *(2**i for i in range(1, devices.bit_length()))})
     return Probes(
         machine,
         {
             "compute": {(n,): machine.expert_step(0, n) for n in tokens},
-            "exchange": {
-                (source, target, size): machine.transfer(source, target, size)
-                for source, target in _pairs(devices, node)
-                for size in sizes
-            },
+            "exchange": {(size,): machine.transfer(0, 1, size) for size in sizes},
             "all_reduce": {
-                (len(group), len({i // node for i in group}), size): machine.all_reduce(group, size)
-                for group in _groups(devices, node)
-                for size in sizes
+                (n, size): machine.all_reduce(range(n), size) for n in groups for size in sizes
             },
         },
     )
@@ -189,21 +176,6 @@ def timed(
             jax.block_until_ready(call())
             seconds[i, j] = clock() - start
     return seconds
-
-
-def _pairs(devices: int, node: int) -> list[tuple[int, int]]:
-    """One pair of devices on the same node and one on different nodes, if there are such pairs."""
-    return [(0, target) for target in dict.fromkeys([1, node]) if target < devices]
-
-
-def _groups(devices: int, node: int) -> list[list[int]]:
-    """2, 4, 8, … and all devices of the first node; then one and all of two and of all nodes."""
-    groups = [list(range(2**i)) for i in range(1, node.bit_length())] + [list(range(node))]
-    for nodes in (2, devices // node):
-        for each in (1, node):
-            if nodes * node <= devices:
-                groups.append([n * node + i for n in range(nodes) for i in range(each)])
-    return list({tuple(g): g for g in groups if len(g) > 1}.values())
 
 
 @jax.jit

@@ -32,50 +32,28 @@ def test_a_profile_holds_what_the_cost_model_needs(measured):
     # 32 bytes a token; 2 · 8 · 16 weights of four bytes.
     assert measured["bytes"] == [32, 1024]
     assert measured["compute"] == [[4], [8]]
-    assert measured["exchange"] == [[0, 1, 512], [0, 1, 2048], [0, 4, 512], [0, 4, 2048]]
-    groups = [(2, 1), (4, 1), (2, 2), (8, 2)]
-    assert measured["all_reduce"] == [[*g, size] for g in groups for size in (512, 2048)]
+    assert measured["exchange"] == [[512], [2048]]
+    assert measured["all_reduce"] == [[n, size] for n in (2, 4, 8) for size in (512, 2048)]
     assert measured["positive"]
     assert measured["errors"] == ["all_reduce", "compute", "exchange"]
 
 
-def test_pairs_and_groups(measured):
-    """Pairs of devices of transfers; (devices, nodes) of AllReduces."""
-    near, far = [0, 1], [0, 2]
-    assert measured["probes"] == {
-        "6 of nodes of 6": [[near], [[2, 1], [4, 1], [6, 1]]],
-        # One device of each of three nodes: of two, and of all.
-        "3 of nodes of 1": [[near], [[2, 2], [3, 3]]],
-        "4 of nodes of 2": [[near, far], [[2, 1], [2, 2], [4, 2]]],
-    }
-
-
 def main():
     """Measures eight virtual devices, and prints what the tests look at."""
-    import jax
     import numpy as np
 
-    from lingvo_moe.placement.profile import Machine, measure, probes, timed
+    from lingvo_moe.placement.profile import Machine, measure, timed
 
-    machine = Machine(model_dim=8, hidden_dim=16, node=4)
+    machine = Machine(model_dim=8, hidden_dim=16)
     counted = []
     seconds = timed([lambda: counted.append("a"), lambda: counted.append("b")], 2)
     outputs, (to_inputs, to_wi, to_wo) = machine.expert_step(3, 5)()
     profile = measure(machine, tokens=(4, 8), rounds=1)
     _, errors = profile.fit(token_bytes=1.0, gradient_bytes=2.0, state_bytes=3.0)
-    made = {}
-    for devices, node in ((6, 6), (3, 1), (4, 2)):
-        some = Machine(
-            model_dim=8, hidden_dim=16, node=node, devices=tuple(jax.devices()[:devices])
-        )
-        kinds = probes(some, tokens=(), sizes=(1,)).kinds
-        pairs, groups = ([what[:2] for what in kinds[k]] for k in ("exchange", "all_reduce"))
-        made[f"{devices} of nodes of {node}"] = [pairs, groups]
     print(
         json.dumps(
             {
                 "counted": counted,
-                "probes": made,
                 "seconds": seconds.shape,
                 "bytes": [machine.token_bytes, machine.gradient_bytes],
                 "expert": [list(x.shape) for x in (outputs, to_inputs, to_wi, to_wo)],

@@ -67,44 +67,40 @@ def from_hardware(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Measurements at start-up, for `fit`.
+    """Measurements at start-up of devices with equal links, for `fit`.
 
     Attributes:
         devices: D.
-        node: devices of a node; neighbours are on one.
         compute: (tokens, seconds) of an expert forwards and backwards.
-        exchange: (source, target, bytes, seconds) of a transfer between two devices.
-        all_reduce: (devices, nodes, bytes, seconds), the devices spread evenly over the nodes.
+        exchange: (bytes, seconds) of a transfer between two devices.
+        all_reduce: (devices, bytes, seconds).
     """
 
     devices: int
-    node: int
     compute: tuple[tuple[float, float], ...]
-    exchange: tuple[tuple[int, int, float, float], ...]
-    all_reduce: tuple[tuple[int, int, float, float], ...]
+    exchange: tuple[tuple[float, float], ...]
+    all_reduce: tuple[tuple[int, float, float], ...]
 
     def fit(
         self, *, token_bytes: float, gradient_bytes: float, state_bytes: float
     ) -> tuple[CostModel, dict[str, float]]:
         """The cost model with the best rates, by least squares of relative errors.
 
-        Args:
-            token_bytes: see CostModel.
-            gradient_bytes: see CostModel.
-            state_bytes: see CostModel.
-
-        Returns:
-            The model; and for each of the three kinds its largest relative error.
+        The arguments are those of CostModel. The second result has the largest relative error of
+        each kind of measurement.
         """
         tokens, seconds = np.array(self.compute).T
         amounts = np.stack([tokens, np.ones_like(tokens)], axis=1)
         (per_token, fixed), compute_error = fit_rates(amounts, seconds)
-        transfer, exchange_error = self._fit_exchange()
-        wires, sync_error = self._fit_all_reduce()
+        size, seconds = np.array(self.exchange, float).T
+        (per_byte,), exchange_error = fit_rates(size[:, None], seconds)
+        n, size, seconds = np.array(self.all_reduce, float).T
+        amounts = size[:, None] * np.stack([all_reduce_parts(n, np.ones_like(n))[0], n - 1], axis=1)
+        (sent, crowding), sync_error = fit_rates(amounts, seconds)
         model = CostModel(
             tokens_per_second=1 / per_token,
-            bandwidth=transfer.bandwidth(self.devices),
-            wires=wires,
+            bandwidth=self._wires(per_byte).bandwidth(self.devices),
+            wires=self._wires(sent, crowding),
             token_bytes=token_bytes,
             gradient_bytes=gradient_bytes,
             state_bytes=state_bytes,
@@ -113,27 +109,11 @@ class Profile:
         errors = {"compute": compute_error, "exchange": exchange_error, "all_reduce": sync_error}
         return model, errors
 
-    def _near(self, source, target):
-        return source // self.node == target // self.node
-
-    def _fit_exchange(self):
-        """Seconds a byte within a node and between nodes."""
-        near = np.array([self._near(source, target) for source, target, *_ in self.exchange])
-        _, _, size, seconds = np.array(self.exchange, float).T
-        rates, error = fit_rates(size[:, None] * np.stack([near, ~near], axis=1), seconds)
-        return self._wires(*rates), error
-
-    def _fit_all_reduce(self):
-        n, k, size, seconds = np.array(self.all_reduce, float).T
-        amounts = np.stack([*all_reduce_parts(n / k, k), n - 1], axis=1)
-        rates, error = fit_rates(size[:, None] * amounts, seconds)
-        return self._wires(*rates), error
-
-    def _wires(self, near, far, crowding=0.0):
-        """The links, from seconds a byte; 0 for a kind without measurement."""
+    def _wires(self, per_byte, crowding=0.0):
+        """The links of a single node, from seconds a byte."""
         with np.errstate(divide="ignore"):
-            local, remote = 1 / np.array([near, far])
-        return Switched(node=self.node, local=local, remote=remote, crowding=crowding)
+            speed = float(1 / np.float64(per_byte))
+        return Switched(node=self.devices, local=speed, remote=speed, crowding=crowding)
 
 
 def fit_rates(amounts: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:

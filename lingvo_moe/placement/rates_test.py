@@ -66,20 +66,14 @@ def _profile(cost, noise=0.0):
     compute = [
         (n, measured(cost.expert_seconds + n / cost.tokens_per_second)) for n in (64, 512, 4096)
     ]
-    exchange = [
-        (s, t, size, measured(size / cost.bandwidth[s, t]))
-        for s, t in ((0, 1), (0, 2), (3, 0))
-        for size in (1e3, 1e5)
-    ]
-    groups = [[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1]]
+    exchange = [(size, measured(size / cost.bandwidth[0, 1])) for size in (1e3, 1e5)]
     all_reduce = [
-        (n, k, size, measured(cost.sync_seconds(np.array(g))[0] * size / cost.gradient_bytes))
-        for g, n, k in zip(groups, (2, 2, 4), (1, 2, 2), strict=True)
+        (n, size, measured(cost.sync_seconds(np.arange(4) < n)[0] * size / cost.gradient_bytes))
+        for n in (2, 3, 4)
         for size in (1e4, 1e6)
     ]
     return Profile(
         devices=4,
-        node=2,
         compute=tuple(compute),
         exchange=tuple(exchange),
         all_reduce=tuple(all_reduce),
@@ -90,27 +84,28 @@ SIZES = {"token_bytes": 1.0, "gradient_bytes": 8.0, "state_bytes": 80.0}
 
 
 def test_a_profile_finds_the_rates_again():
-    true = make_cost(expert_seconds=0.1, crowding=0.125)
+    true = make_cost(node=4, expert_seconds=0.1, crowding=0.125)
     fitted, errors = _profile(true).fit(**SIZES)
     for field in dataclasses.fields(true):
         if field.name != "wires":
             np.testing.assert_allclose(getattr(fitted, field.name), getattr(true, field.name))
-    for field in dataclasses.fields(true.wires):
-        np.testing.assert_allclose(
-            getattr(fitted.wires, field.name), getattr(true.wires, field.name)
-        )
+    for name in ("node", "local", "crowding"):
+        np.testing.assert_allclose(getattr(fitted.wires, name), getattr(true.wires, name))
     assert max(errors.values()) < 1e-9
-    fitted, errors = _profile(make_cost(), noise=0.1).fit(**SIZES)
+    fitted, errors = _profile(make_cost(node=4), noise=0.1).fit(**SIZES)
     assert fitted.tokens_per_second == pytest.approx(100, rel=0.1)
-    assert fitted.wires.remote == pytest.approx(1, rel=0.2)
+    assert fitted.wires.local == pytest.approx(4, rel=0.2)
     assert 0.01 < max(errors.values()) < 0.25
 
 
 def test_what_was_measured_once_is_taken_as_proportional():
     # Tokens alone, no fixed time; two devices alone, nothing for each further one.
-    samples = {"compute": ((50, 2.0),), "all_reduce": ((2, 1, 100.0, 6.0),)}
-    samples |= {"node": 4, "exchange": ((0, 1, 1.0, 1.0),)}
-    profile = dataclasses.replace(_profile(make_cost()), **samples)
+    profile = Profile(
+        devices=4,
+        compute=((50, 2.0),),
+        exchange=((1.0, 1.0),),
+        all_reduce=((2, 100.0, 6.0),),
+    )
     fitted, _ = profile.fit(**SIZES)
     assert (fitted.expert_seconds, fitted.wires.crowding) == (0, 0)
     assert fitted.tokens_per_second == pytest.approx(25)

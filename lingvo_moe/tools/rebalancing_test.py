@@ -49,10 +49,9 @@ def test_what_was_measured(monkeypatch):
     def measure(machine):
         return Profile(
             devices=4,
-            node=4,
             compute=((100, 1e-3), (200, 2e-3)),
-            exchange=((0, 1, 1e6, 1e-3),),
-            all_reduce=((4, 1, 1e6, 1e-3),),
+            exchange=((1e6, 1e-3),),
+            all_reduce=((4, 1e6, 1e-3),),
         )
 
     monkeypatch.setattr(profile, "Machine", Machine)
