@@ -24,7 +24,7 @@ _KEEP_ALIVE_SECONDS = 60
 _KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", 0x10)  # 0x10 is macOS's TCP_KEEPALIVE
 _FAREWELL_SECONDS = 3.0  # limit for sending a failure to the others, which takes milliseconds
 _RETRY_SECONDS = 0.2
-_LINE_BYTES = 1000
+_LINE_BYTES = 100_000  # more than any error has
 _SHOWN = 8  # missing processes in an error
 _CURE = (
     "Start all processes with the same --coordinator and --process_count, each with its own "

@@ -55,10 +55,10 @@ def test_an_error_in_one_ends_all_with_its_cause(tmp_path, failing):
     assert [code for code, *_ in results] == [1] * COUNT
     for index, (_, _, errors) in enumerate(results):
         if index == failing:
-            assert errors.endswith("ValueError: no room on the disk\n")
+            assert "ValueError: no room on the disk" in errors
             assert errors.count("Traceback") == 1  # this script lets Python print it
         else:
-            assert errors == f"error: {name(processes, failing)}: no room on the disk\n"
+            assert errors.startswith(f"error: {name(processes, failing)}: no room on the disk …")
 
 
 @pytest.mark.parametrize("dying", [0, 2])
@@ -95,7 +95,7 @@ def test_one_that_fails_while_others_wait_at_the_end(tmp_path):
     results = finish(processes)
     assert [code for code, *_ in results] == [1] * COUNT
     for _, _, errors in results[:2]:
-        assert errors == f"error: {name(processes, 2)}: no room on the disk\n"
+        assert errors.startswith(f"error: {name(processes, 2)}: no room on the disk …")
 
 
 def test_strangers_are_turned_away(tmp_path):
@@ -136,7 +136,7 @@ def main(directory, index, role):
             time.sleep(0.5)
             (Path(directory) / "slow").write_text(repr(time.time()))
         if role.startswith("fail"):
-            raise ValueError("no room on the disk")
+            raise ValueError("no room on the disk" + " …" * 1000)
         if role == "stopped":
             raise Stopped(signal.SIGTERM)
         if role == "die":

@@ -222,21 +222,17 @@ def _without_experts(task, dataset, pivots, named) -> list[str]:
     Raises:
         ValueError: the user named such a pair, or all pairs are such pairs.
     """
-    errors = {}
+    without = []
     for name, pivot in pivots.items():
         pair = dataset.pair(name)
         try:
             for source, target in directions(pair.source, pair.target, pivot):
                 task.task_id(source, target)
         except ValueError as error:
-            errors[name] = error
-    if errors and (named or len(errors) == len(pivots)):
-        name, cause = next(iter(errors.items()))
-        raise ValueError(
-            f"Pair {name}: {cause} Name other pairs with --pairs, or give a --pivot that the model "
-            f"was trained to translate from and into."
-        ) from cause
-    return list(errors)
+            without.append(name)
+            if named or len(without) == len(pivots):
+                raise ValueError(f"Pair {name}: {error} Name others with --pairs.") from error
+    return without
 
 
 def translate_pair(

@@ -135,7 +135,7 @@ def test_the_tasks_are_those_of_the_translations_that_are_made(tmp_path, transla
     monkeypatch.setattr(MODEL.task, "task_id", task_id)
     inputs = dataclasses.replace(MODEL.params.input, pairs=("qna-en",))
     monkeypatch.setattr(MODEL.params, "input", inputs)
-    message = "'qta-en'. Name"
+    message = "Name others"
     for pivot, pairs in ((None, PAIRS), ("en", PAIRS), (None, ("qta-en",))):
         with pytest.raises(ValueError, match=message):
             evaluate(tmp_path / "r", pivot=pivot, pairs=pairs)

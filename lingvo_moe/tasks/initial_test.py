@@ -294,7 +294,7 @@ class TestTraining:
         for texts in ((), (source,)):
             assert run("train.max_steps=2", *texts).step == 2
         assert not any("Initial weights" in line for line in lines)
-        with pytest.raises(ValueError, match="weight frozen"):
+        with pytest.raises(ValueError, match="was frozen"):
             run("optimizer.rate_factors=()", "train.max_steps=3")
         with pytest.raises(ValueError, match="gives '/other'"):
             run("init.logdir=/other")

@@ -82,23 +82,6 @@ def test_each_layers_bias_follows_its_load_and_no_optimizer_has_it():
     assert not any("gating" in name for name in runtime.state() if name.startswith("slots/"))
 
 
-@pytest.mark.slow
-def test_the_layers_of_a_scan_each_have_their_own():
-    overrides = (
-        "model.scan=True",
-        "model.num_encoder_layers=2",
-        "model.moe.training.capacity_factor=9.0",
-    )
-    runtime = make(*overrides)
-    metrics = runtime.train(batch())
-    assert np.any(np.asarray(metrics.choices)[0] != np.asarray(metrics.choices)[1])
-    found = biases(runtime)
-    expected = [followed(row, 8) for row in metrics.choices[:2]]
-    np.testing.assert_array_equal(found["encoder/block/layer_00"], expected)
-    expected = [followed(metrics.choices[2], 3)]
-    np.testing.assert_array_equal(found["decoder/block/layer_00"], expected)
-
-
 def test_it_resumes_to_the_bit_and_translates_with_the_bias():
     runtime = make()
     states = [read(runtime)]

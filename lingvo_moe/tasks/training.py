@@ -272,9 +272,8 @@ def check_no_lost_choices(metrics: NestedMap, params: TranslationParams) -> Nest
         lost = metrics.pair_dropped.sum() + np.sum(metrics.get("lost", 0.0))
         if lost:
             raise RuntimeError(
-                f"{lost:.0f} choices of experts in {metrics.steps} steps were not computed, though "
-                f"capacity_factor=None: this is an error of {type(moe.training).__name__}. "
-                f"Train with another policy, such as Gather()."
+                f"{lost:.0f} choices of experts were not computed, though there is no capacity: an "
+                f"error of {type(moe.training).__name__}. Train with another policy."
             )
     return metrics
 

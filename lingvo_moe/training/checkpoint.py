@@ -356,13 +356,10 @@ def check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ..
     """
     for name, shape in shapes.items():
         if name not in tensors:
-            cause = (
-                "it was trained with another optimizer or with this weight frozen; start a new "
-                "logdir from it with --init_from"
-                if name.startswith("slots/")
-                else "it is of another model"
+            raise ValueError(
+                f"The checkpoint has no tensor {name!r}: it is of another model or optimizer, or "
+                f"this weight was frozen. Start a new logdir from it with --init_from."
             )
-            raise ValueError(f"The checkpoint has no tensor {name!r}; {cause}.")
         if tuple(tensors[name].shape) != shape:
             raise ValueError(
                 f"Tensor {name!r} is {tuple(tensors[name].shape)} in the checkpoint and {shape} in "

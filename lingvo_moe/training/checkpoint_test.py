@@ -267,7 +267,7 @@ def test_tensors_are_held_against_a_model():
     shapes = {"step": (), "theta/w": (2, 3)}
     check_tensors(TENSORS | {"input/draws": np.int64(3), "slots/w": np.ones(2)}, shapes)
     for tensors, message in (
-        ({"step": TENSORS["step"]}, "'theta/w'; it"),
+        ({"step": TENSORS["step"]}, "'theta/w': it"),
         (TENSORS | {"step": np.ones(3)}, "'step' is"),
         (TENSORS | {"theta/b": 1.0}, "as 'theta/b'"),
     ):
