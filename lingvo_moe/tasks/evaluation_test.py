@@ -109,14 +109,6 @@ def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated, 
     assert hypotheses.startswith("the the ")
 
 
-def test_a_pair_of_training_is_not_zero_shot_beside_other_data(tmp_path, translated, monkeypatch):
-    """Test sets such as FLORES have no training text."""
-    monkeypatch.setattr(MODEL, "seen_pairs", ("qta-en",))
-    report = evaluate(tmp_path / "r", data=without("train", "qna-en", "qta-en"), pivot="qna")
-    assert translated == ["qna-en", "qta-en"]
-    assert {s.pair: s.train_examples for s in report.pairs} == {"qna-en": 0, "qta-en": None}
-
-
 def test_a_model_is_not_told_a_language_that_it_does_not_know(tmp_path, translated, monkeypatch):
     """Test data may have zero-shot pairs of further languages."""
     monkeypatch.setattr(MODEL, "source_languages", ["en", "qna"])

@@ -95,11 +95,6 @@ class TestWhatIsRead:
         made = ModelDir.for_training(tmp_path / "b", "tiny.MoE", [*SHRINK, start], then)
         assert made.forms == {"a": "NFD", "b": "NFD"}
 
-    def test_what_is_harmless_may_be_overridden(self, logdir):
-        texts = ["decoding.beam_size=2", "model.moe.evaluation=Einsum()", "train.seed=7"]
-        params = ModelDir.open(logdir).with_overrides(texts).params
-        assert params == override(ModelDir.open(logdir).params, texts)
-
     @pytest.mark.parametrize(
         ("text", "path"),
         [
@@ -160,12 +155,6 @@ class TestSeenPairs:
         assert made.pairs == ("qna-en", "qnu-en", "qta-en", "qto-en")
         assert made.task.trained_tasks == {"qna-en": 0, "qnu-en": 1, "qto-en": 3}
         assert made.translated_pairs == ("qna-en", "qnu-en", "qto-en")
-
-    def test_an_example_is_of_a_pair_with_experts(self, tmp_path):
-        data = without("train", "qna-en")  # the first pair
-        made = ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], data)
-        assert made.some_languages == ("qnu", "en")
-        assert made.task.task_id(*made.some_languages) == 1
 
     def test_those_of_the_model_that_training_starts_from_count(self, tmp_path):
         texts = [*SHRINK, self.ROUTER]

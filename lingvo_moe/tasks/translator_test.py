@@ -201,15 +201,3 @@ def test_the_score_of_merged_parts_counts_one_tag():
     ((merged,),) = model([TEXT], "en")
     log_prob = 3 * -0.5 * model.decoding.penalty(1 + 2)
     assert merged.score == pytest.approx(log_prob / model.decoding.penalty(1 + 2 * 3))
-
-
-def test_what_is_not_found_of_a_part_is_not_found():
-    def translate_ids(ids, lengths, tasks, request):
-        output = saying("a")(ids, lengths, tasks, request)
-        best = np.concatenate([output.ids, 0 * output.ids], axis=1)
-        sizes = np.concatenate([output.lengths, 0 * output.lengths], axis=1)
-        return BeamOutput(best, sizes, np.where(sizes > 0, -0.5, -np.inf))
-
-    [best] = translator_of(translate_ids, n_best=2)([TEXT], "en")
-    assert best[0].text == "a  a  a"
-    assert best[1] == Translation("", -np.inf)

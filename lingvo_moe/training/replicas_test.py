@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import Fixed, TableSpec, merge_trees, select_state
+from lingvo_moe.core.tables import Fixed, TableSpec
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.replicas import (
     copy_to_replicas,
@@ -106,11 +106,3 @@ def test_a_model_without_a_table_gets_each_expert_once():
     np.testing.assert_array_equal(found["slots/moe/experts/wi/mean"], rows[[2, 0]] + 1)
     assert found["theta/other/experts/wi"] is rows
     assert "theta/moe/placement" not in found
-
-
-def test_tables_are_taken_out_and_put_back():
-    theta = NestedMap(moe=NestedMap(placement=1, experts=NestedMap(wi=2)), gate=3)
-    assert select_state(theta, WEIGHTS) == {"moe": {"placement": 1}}
-    moving, fixed = AdamW(schedule=ConstantRate(learning_rate=1.0)).split(theta, WEIGHTS)
-    assert moving == {"gate": 3, "moe": {"experts": {"wi": 2}}}
-    assert merge_trees(moving, fixed) == theta
