@@ -31,6 +31,7 @@ from lingvo_moe.placement.rebuild import find_moves, rebuild_placement
 
 _EPSILON = 1e-9
 _LEVEL = 1.1
+_IDLE = 32  # devices whose slots are tried in swaps, the least busy first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,13 +59,11 @@ class PolicyMaker:
         cost: the cost model.
         horizon: number of steps whose gain must exceed the time of the copies.
         max_moves: largest number of greedy steps of a search.
-        idle: number of devices whose slots are tried in swaps, the least busy first.
     """
 
     cost: CostModel
     horizon: float = 20.0
     max_moves: int = 64
-    idle: int = 32
 
     def plan(self, loads: np.ndarray, placement: Placement) -> Adjustment:
         """The moves that save more time than they cost.
@@ -127,7 +126,7 @@ class PolicyMaker:
             move = board.best(board.expansions(hot))
             if move is not None:
                 return move
-        return board.best(board.replacements()) or board.best(board.swaps(self.idle))
+        return board.best(board.replacements()) or board.best(board.swaps())
 
 
 class _Change(NamedTuple):
@@ -266,7 +265,7 @@ class _SearchState:
             lambda i: Replace(int(new[i]), int(first + place[i])), delta, new, slots[place]
         )
 
-    def swaps(self, idle: int) -> _Change:
+    def swaps(self) -> _Change:
         """Swaps of its slots with those of idle devices and of devices with a replica."""
         slots, per_device = self.placement.slots, self.placement.slots_per_device
         busy = self.busy
@@ -279,7 +278,7 @@ class _SearchState:
             expert = slots[busiest, place]
             beside = others[self.counts[expert, others] > 0] if expert != EMPTY else others[:0]
             near = np.zeros(len(slots), bool)
-            near[others[:idle]] = near[beside[:idle]] = True
+            near[others[:_IDLE]] = near[beside[:_IDLE]] = True
             there = np.flatnonzero(near[:, None] & distinct & (slots != expert))
             parts.append(np.stack([np.full_like(there, busiest * per_device + place), there], 1))
         pairs = np.concatenate(parts)  # of slots, [n, 2]

@@ -168,7 +168,7 @@ def test_what_each_candidate_pads(seed):
     start = random_placement(rng)
     loads = rng.poisson(rng.exponential(100, start.num_experts), start.counts().T.shape)
     board = _SearchState(make_cost(start.num_devices, padded=True), loads, start)
-    for change in (board.expansions(board.hot_experts()[0]), board.replacements(), board.swaps(32)):
+    for change in (board.expansions(board.hot_experts()[0]), board.replacements(), board.swaps()):
         after = np.broadcast_to(board.padding(change), len(change.delta))
         for i in range(0, len(change.delta), 7):
             moved = _SearchState(board.cost, loads, change.make(i).apply(start))

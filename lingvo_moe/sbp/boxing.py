@@ -65,22 +65,6 @@ def collective(source: Sbp, target: Sbp) -> str:
     return ""
 
 
-def received(kind: str, size: int, devices: int) -> fractions.Fraction:
-    """The least number of bytes that each device receives in a collective.
-
-    Args:
-        kind: of `hlo.KINDS`, or "" for none.
-        size: as `hlo.Collective.bytes`.
-        devices: of one group.
-    """
-    if not kind:
-        return fractions.Fraction(0)
-    if kind == "collective-permute":
-        return fractions.Fraction(size)
-    rounds = 2 if kind == "all-reduce" else 1  # a reduce-scatter, then an all-gather
-    return fractions.Fraction(rounds * (devices - 1) * size, devices)
-
-
 def plan(
     source: NdSbp, target: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh
 ) -> tuple[Step, ...]:
@@ -99,22 +83,18 @@ def plan(
     """
     for sbp in (source, target):
         piece_shape(shape, sbp, mesh)
-    best: dict[NdSbp, tuple[Step, ...]] = {source: ()}
-    order = itertools.count()
-    queue, done = [(fractions.Fraction(0), 0, next(order), source)], set()
-    cost = {source: (fractions.Fraction(0), 0)}
+    order, done, nothing = itertools.count(), set(), fractions.Fraction(0)
+    queue: list[tuple] = [(nothing, 0, next(order), source, ())]
     while queue:
-        so_far, length, _, here = heapq.heappop(queue)
+        received, length, _, here, taken = heapq.heappop(queue)
         if here == target:
-            return best[here]
+            return taken
         if here in done:
             continue
         done.add(here)
         for step in steps(here, shape, element_bytes, mesh):
-            total = (so_far + step.received, length + 1)
-            if step.target not in cost or total < cost[step.target]:
-                cost[step.target], best[step.target] = total, (*best[here], step)
-                heapq.heappush(queue, (*total, next(order), step.target))
+            total = received + step.received, length + 1
+            heapq.heappush(queue, (*total, next(order), step.target, (*taken, step)))
     raise AssertionError("every tensor can be copied to all devices, and cut again")
 
 
@@ -158,11 +138,13 @@ def _step(axes, source, target, shape, element_bytes, mesh):
     kind = collective(source[axes[0]], target[axes[0]])
     if kind == "all-to-all":
         size //= devices
+    # An all-reduce is a reduce-scatter, then an all-gather.
+    rounds = bool(kind) + (kind == "all-reduce")
     return Step(
         axes=tuple(mesh.axes[axis] for axis in axes),
         source=source,
         target=target,
         kind=kind,
         bytes=size if kind else 0,
-        received=received(kind, size, devices),
+        received=fractions.Fraction(rounds * (devices - 1) * size, devices),
     )
