@@ -33,8 +33,9 @@ from lingvo_moe.gatings.base import NOTHING, Gating
 from lingvo_moe.gatings.queues import route_choices
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.dispatch import Einsum, Gather
-from lingvo_moe.layers.dropless import Dropless, Ragged
+from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.ragged import Ragged
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.testing.peak import flops, products
 from lingvo_moe.testing.tokens import tokens_of

@@ -66,11 +66,6 @@ class Dispatcher(Params, abc.ABC):
         return EachOnce()
 
     @property
-    def static(self) -> "Dispatcher":
-        """A dispatcher with the same results and static shapes."""
-        return self
-
-    @property
     def rungs(self) -> tuple["Dispatcher", ...]:
         """This dispatcher on each of its rungs (see layers.fitted); () without a ladder."""
         return ()

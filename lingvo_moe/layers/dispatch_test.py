@@ -8,9 +8,10 @@ from lingvo_moe.core.layer import EVALUATION, Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.dispatch import Einsum, Gather
-from lingvo_moe.layers.dropless import Dropless, Ragged, faster_together
+from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.ragged import Ragged, faster_together
 
 TRAINING = Context(tf.constant([1, 2]))
 GROUPS, TOKENS, EXPERTS, MODEL = 2, 9, 4, 6

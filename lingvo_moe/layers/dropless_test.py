@@ -19,10 +19,11 @@ from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.activation import SwiGLU
 from lingvo_moe.layers.dispatch import Gather
-from lingvo_moe.layers.dropless import Dropless, Ragged, in_blocks
+from lingvo_moe.layers.dropless import Dropless, in_blocks
 from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.ragged import Ragged
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.dropless import Ragged
 from lingvo_moe.layers.fitted import Fitted
+from lingvo_moe.layers.ragged import Ragged
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.sharding.params import ShardingParams, ZeRO
 from lingvo_moe.testing.devices import run_on

@@ -13,9 +13,9 @@ from lingvo_moe.gatings.base import Extras, Gating, Routing
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.dispatch import AnyShape, Dispatcher, Gather
-from lingvo_moe.layers.dropless import Ragged
 from lingvo_moe.layers.experts import ExpertParams, HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.ragged import Ragged
 from lingvo_moe.layers.router import ByToken, Router
 from lingvo_moe.layers.shared import Alone, Shared
 from lingvo_moe.layers.tokens import Tokens

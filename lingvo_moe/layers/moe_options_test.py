@@ -10,9 +10,9 @@ from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import GEGLU
 from lingvo_moe.layers.dispatch import Einsum, Gather
-from lingvo_moe.layers.dropless import Ragged
 from lingvo_moe.layers.experts import ExpertParams
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.ragged import Ragged
 from lingvo_moe.layers.router import ByToken
 from lingvo_moe.layers.shared import AlwaysOn, Gated
 from lingvo_moe.testing.tokens import tokens_of

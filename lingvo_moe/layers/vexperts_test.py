@@ -12,8 +12,8 @@ from lingvo_moe.core.layer import Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import merge_trees
 from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.dropless import Ragged
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.ragged import Ragged
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.placement.placement import EMPTY, Placement, relocation

@@ -25,6 +25,8 @@ from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.packing import batch_of, pack
 from lingvo_moe.data.vocabulary import EOS, UNK
 from lingvo_moe.decoding.request import Request
+from lingvo_moe.layers.dropless import Dropless
+from lingvo_moe.layers.ragged import Ragged
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.runtimes.lowering import (
     ArraySpec,
@@ -230,7 +232,9 @@ def static(task: TranslationTask) -> TranslationTask:
     moe = task.params.model.moe
     if moe is None:
         return task
-    return task.with_moe(training=moe.training.static, evaluation=moe.evaluation.static)
+    policies = {name: getattr(moe, name) for name in ("training", "evaluation")}
+    ragged = {name: one for name, one in policies.items() if isinstance(one, Ragged)}
+    return task.with_moe(**{name: Dropless(groups=one.groups) for name, one in ragged.items()})
 
 
 def lower(program: Program, platforms: Sequence[str] = PLATFORMS) -> export.Exported:

@@ -15,7 +15,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
-from lingvo_moe.layers import dropless
+from lingvo_moe.layers import ragged
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.sharding.annotations import parse_mesh
@@ -241,8 +241,8 @@ def test_summaries_by_hand():
 
 def test_a_lost_choice_ends_training(tmp_path, monkeypatch):
     """A dispatcher that computes one choice less than it was given, in each of two layers."""
-    counted = dropless.lost
-    monkeypatch.setattr(dropless, "lost", lambda *args: counted(*args) + 1.0)
+    counted = ragged.lost
+    monkeypatch.setattr(ragged, "lost", lambda *args: counted(*args) + 1.0)
     with pytest.raises(RuntimeError, match="of Ragged"):
         _train(tmp_path, "model.moe.training=Ragged()", "train.max_steps=4")
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from lingvo_moe.core.layer import init_theta
 from lingvo_moe.hardware.links import Switched
-from lingvo_moe.layers.dropless import Ragged
+from lingvo_moe.layers.ragged import Ragged
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.policy_maker import PolicyMaker
