@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.batching import padded
+from lingvo_moe.data.packing import padded
 from lingvo_moe.data.vocabulary import EOS, PAD
 
 _CLIP, _WEIGHT_DECAY, _BETAS = 1.0, 0.01, (0.9, 0.98)

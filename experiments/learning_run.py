@@ -27,8 +27,8 @@ import numpy as np
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import from_fields
-from lingvo_moe.data.batching import padded
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.packing import padded
 from lingvo_moe.data.pipeline import InputParams, Prefetcher, TrainInput
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.evaluation.scores import PairOutput, pool, score_pair

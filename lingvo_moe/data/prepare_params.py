@@ -11,9 +11,8 @@ from lingvo_moe.core.fields import (
     PositiveInt,
     Rule,
 )
-from lingvo_moe.data.cleaning.base import CleaningRule, Empty
+from lingvo_moe.data.cleaning.base import CleaningRule, Empty, Exact, Sameness
 from lingvo_moe.data.cleaning.rules import Damaged
-from lingvo_moe.data.cleaning.sameness import Exact, Sameness
 from lingvo_moe.data.normalization import Normalization
 
 # Names of counts that are not of a rule.

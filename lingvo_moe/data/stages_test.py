@@ -14,8 +14,8 @@ from lingvo_moe.core import child, plugins
 from lingvo_moe.core.params import override
 from lingvo_moe.data import pair_work
 from lingvo_moe.data import prepare as preparation
+from lingvo_moe.data.cleaning.base import Near
 from lingvo_moe.data.cleaning.rules import Damaged, Urls
-from lingvo_moe.data.cleaning.sameness import Near
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.vocabulary import train_vocabulary

@@ -17,9 +17,8 @@ from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines, write_hypotheses
 from lingvo_moe.evaluation.columns import measured
 from lingvo_moe.evaluation.metrics.base import Metric, score_of, signature_of
-from lingvo_moe.evaluation.page import page_parts
 from lingvo_moe.evaluation.plot import draw_plot
-from lingvo_moe.evaluation.report import Report, format_model, save_report
+from lingvo_moe.evaluation.report import Report, format_model, page_parts, save_report
 from lingvo_moe.evaluation.scores import (
     BOOTSTRAP_SAMPLES,
     PairOutput,
@@ -106,7 +105,7 @@ def write_report(
     for output in outputs:
         write_hypotheses(directory, split, output)
     plot = draw_plot([report])
-    parts = page_parts(report, outputs, baselines, plot)
+    parts = page_parts(report, outputs, hypotheses, plot)
     write_page(directory, format_model(report), parts, {"delta_bleu": plot})
     save_report(report, directory)
     return report

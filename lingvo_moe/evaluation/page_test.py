@@ -1,13 +1,10 @@
 """Tests of the page: well formed, self-contained, escaped."""
 
 import base64
-import dataclasses
 
 import pytest
 
-from lingvo_moe.evaluation.baselines import Baselines
-from lingvo_moe.evaluation.page import page_parts
-from lingvo_moe.evaluation.report import format_model
+from lingvo_moe.evaluation.report import format_model, page_parts
 from lingvo_moe.evaluation.scores import PairOutput
 from lingvo_moe.reporting.page import write_page
 from lingvo_moe.testing.pages import parse_page
@@ -35,9 +32,8 @@ def page(tmp_path):
         )
         for score in report.pairs
     ]
-    theirs = dataclasses.replace(outputs[0], hypotheses=["theirs <i>"] * 4)
-    baselines = Baselines({"a-en": tmp_path}, report.model, {}, {"a-en": theirs})
-    write_page(tmp_path, format_model(report), page_parts(report, outputs, baselines, PNG), {})
+    parts_of_page = page_parts(report, outputs, {"a-en": ["theirs <i>"] * 4}, PNG)
+    write_page(tmp_path, format_model(report), parts_of_page, {})
     return (tmp_path / "index.html").read_text("utf-8")
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe.core.batching import batches
-from lingvo_moe.data.batching import padded
+from lingvo_moe.data.packing import padded
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import BLOCK, check_texts, encode_sources, max_pieces

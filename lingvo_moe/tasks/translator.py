@@ -10,7 +10,7 @@ from absl import logging
 
 from lingvo_moe.core.fields import short_repr
 from lingvo_moe.core.lines import blocks, check_utf8, cut_warning, one_line
-from lingvo_moe.data.batching import padded_batches
+from lingvo_moe.data.packing import padded_batches
 from lingvo_moe.data.sentences import Part, left_out, sentence_language, split_texts
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.constraints import join_lattices

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import EOS
-from lingvo_moe.data.batching import padded
+from lingvo_moe.data.packing import padded
 from lingvo_moe.decoding.cache import Cache
 from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.params import BeamSearchParams

@@ -4,6 +4,7 @@ import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.data.cleaning import rules
+from lingvo_moe.data.cleaning.base import Exact, Near
 from lingvo_moe.data.cleaning.rules import (
     Damaged,
     Identical,
@@ -13,7 +14,6 @@ from lingvo_moe.data.cleaning.rules import (
     Script,
     Urls,
 )
-from lingvo_moe.data.cleaning.sameness import Exact, Near
 from lingvo_moe.data.prepare_params import PrepareParams
 
 LONG = "this is a sentence"
