@@ -16,7 +16,7 @@ import itertools
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from lingvo_moe.core.lines import printable
@@ -121,6 +121,27 @@ def conforms(value: Any, hint: Any) -> bool:
             conforms(element, typing.get_args(hint)[-1]) for element in elements
         )
     return isinstance(value, typing.get_origin(hint) or hint)
+
+
+def check_fields(value: Any, hints: Mapping[str, Any], source: str) -> None:
+    """Checks that a JSON value is an object with these fields; it may have others too.
+
+    Args:
+        value: the parsed JSON.
+        hints: field -> its type: str, int, list[…] or dict[str, …].
+        source: its name in errors, such as the path of the file.
+
+    Raises:
+        ValueError: it is not an object, or a field is missing or of another type.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{source} must be a JSON object, got {value!r:.60}.")
+    for name, hint in hints.items():
+        if name not in value:
+            raise ValueError(f"{source} has no field {name!r}; was it written to the end?")
+        if not conforms(value[name], hint):
+            kind = hint.__name__ if isinstance(hint, type) else hint
+            raise ValueError(f"{source}: {name!r} must be {kind}, got {value[name]!r:.60}.")
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:

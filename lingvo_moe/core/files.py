@@ -17,11 +17,9 @@ import shutil
 import socket
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from lingvo_moe.core.fields import conforms
 from lingvo_moe.core.lines import first_of
 
 MANIFEST = ".lingvo_moe.json"
@@ -139,27 +137,6 @@ def read_json(path: Path) -> dict:
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}.")
     return value
-
-
-def check_fields(value: Any, hints: Mapping[str, Any], source: str) -> None:
-    """Checks that a JSON value is an object with these fields; it may have others too.
-
-    Args:
-        value: the parsed JSON.
-        hints: field -> its type: str, int, list[…] or dict[str, …].
-        source: its name in errors, such as the path of the file.
-
-    Raises:
-        ValueError: it is not an object, or a field is missing or of another type.
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"{source} must be a JSON object, got {value!r:.60}.")
-    for name, hint in hints.items():
-        if name not in value:
-            raise ValueError(f"{source} has no field {name!r}; was it written to the end?")
-        if not conforms(value[name], hint):
-            kind = hint.__name__ if isinstance(hint, type) else hint
-            raise ValueError(f"{source}: {name!r} must be {kind}, got {value[name]!r:.60}.")
 
 
 def check_file_name(name: str, what: str, example: str) -> None:
@@ -332,7 +309,7 @@ def _is_running(manifest):
     if manifest.get("host") != socket.gethostname():
         return "pid" in manifest
     pid = manifest.get("pid")
-    if not conforms(pid, int) or pid < 1:  # 0 and negative numbers are groups of processes
+    if not isinstance(pid, int) or pid < 1:  # 0 and negative numbers are groups of processes
         return False
     try:
         os.kill(pid, 0)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lingvo_moe.core import files
+from lingvo_moe.core.fields import check_fields
 from lingvo_moe.core.files import (
     MANIFEST,
-    check_fields,
     check_file,
     check_output,
     new_directory,

@@ -12,7 +12,8 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from lingvo_moe.core.files import check_fields, check_file_name, read_json, write_whole
+from lingvo_moe.core.fields import check_fields
+from lingvo_moe.core.files import check_file_name, read_json, write_whole
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.records import Example, Records
 from lingvo_moe.data.vocabulary import Vocabulary

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_moe.core.fields import short_repr
-from lingvo_moe.core.files import check_fields
+from lingvo_moe.core.fields import check_fields, short_repr
 from lingvo_moe.data.language_tags import OnBothSides
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.gatings.top_2 import Top2

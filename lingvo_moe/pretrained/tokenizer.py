@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core.files import check_fields, read_json
+from lingvo_moe.core.fields import check_fields
+from lingvo_moe.core.files import read_json
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.data.vocabulary import Vocabulary, tag_piece
 from lingvo_moe.pretrained import languages

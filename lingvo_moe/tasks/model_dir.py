@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core import plugins, registry
-from lingvo_moe.core.files import check_fields, read_json, write_whole
+from lingvo_moe.core.fields import check_fields
+from lingvo_moe.core.files import read_json, write_whole
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.params import check_readable, evolve, override, to_fields
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name

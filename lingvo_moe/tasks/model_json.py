@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core import plugins
-from lingvo_moe.core.files import check_fields, read_json
+from lingvo_moe.core.fields import check_fields
+from lingvo_moe.core.files import read_json
 from lingvo_moe.core.params import foreign_modules, from_fields
 from lingvo_moe.tasks.params import TranslationParams
 
