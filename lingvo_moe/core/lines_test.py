@@ -45,7 +45,7 @@ def test_other_encodings_are_errors_with_a_place_and_a_cure(data, message):
 def test_a_damaged_gzip_file_is_named(length, tmp_path):
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(b"one\n" * 1000)[:length])
-    with pytest.raises(ValueError, match=r"text\.gz is not a whole gzip file"):
+    with pytest.raises(ValueError, match=r"text\.gz"):
         list(read_lines(path))
 
 

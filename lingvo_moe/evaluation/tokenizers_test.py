@@ -61,7 +61,5 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused_in_one_line(monkeypatch, e
 
     fail.TOKENIZERS = BLEU.TOKENIZERS
     monkeypatch.setattr(tokenizers, "BLEU", fail)
-    with pytest.raises(
-        ValueError, match=r"^sacreBLEU cannot load its tokenizer 'spm' .* choose char\.$"
-    ):
+    with pytest.raises(ValueError, match=r"^sacreBLEU.*'spm'.*$"):
         tokenizers.bleu("spm")

@@ -79,6 +79,6 @@ def test_rules_are_params():
 def test_a_missing_extra_is_named(monkeypatch):
     rules._identifier.cache_clear()
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    with pytest.raises(ImportError, match=r"needs py3langid: pip install 'lingvo-moe\[langid\]'"):
+    with pytest.raises(ImportError, match="pip install"):
         Language()
     rules._identifier.cache_clear()
