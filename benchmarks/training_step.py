@@ -26,7 +26,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 VARIANTS = {
     "gather (the default)": (),
     "einsum": ("model.moe.training=Einsum()",),
-    "ragged, no capacity": ("model.moe.training=Ragged()"),
+    "ragged, no capacity": ("model.moe.training=Ragged()",),
     "64 experts, gather": ("model.moe.num_experts=64",),
     "dense twin": ("model.moe=None",),
 }
