@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 _INSTALLED = HERE.parent / "build" / "peers"
 PEERS_PYTHON = _INSTALLED / ".venv" / "bin" / "python"
 TRANSFORMERS_5 = _INSTALLED / "transformers5"
-DROPLESS = "model.moe.training=Ragged()"
+DROPLESS = ("model.moe.training=Ragged()",)
 # Two experts of H in every second layer and one in the others: 1.5 H in each is as many products.
 DENSE = ("model.moe=None", "model.hidden_dim=1536")
 BFLOAT16 = "activation_dtype=bfloat16"
