@@ -59,7 +59,7 @@ format: setup  ## fix and format the code with ruff
 	$(BIN)/ruff format
 
 golden: setup  ## rewrite testdata/golden after a registered model was changed on purpose
-	$(BIN)/python -m lingvo_moe.tools.models --golden=testdata/golden
+	$(BIN)/python -m lingvo_moe.testing.golden testdata/golden
 
 # If only PyPI can be reached, torch is installed with CUDA packages that a CPU does not use. There
 # are two releases of transformers, because release 5 routes all choices of NLLB-MoE to experts 0 and
@@ -88,9 +88,9 @@ bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## measure decoding s
 	$(BIN)/python benchmarks/decode.py
 
 # A Transformer of 12 layers with a top-2 MoE in every second one, in bfloat16: to copy to a machine
-# with a GPU (docs/benchmarks.md). The text of the programs is not needed there.
+# with a GPU (docs/benchmarks.md).
 GPU = build/gpu
-GPU_STEP = --format="StableHLO(programs=('train',))" --overwrite --model=tiny.MoE --set=activation_dtype=bfloat16 \
+GPU_STEP = --format=stablehlo --overwrite --model=tiny.MoE --set=activation_dtype=bfloat16 \
   --set="model.moe.gating=TopK(k=2)" --set=model.model_dim=1024 --set=model.hidden_dim=4096 --set=model.num_heads=16 \
   --set=model.head_dim=64 --set=model.num_encoder_layers=6 --set=model.num_decoder_layers=6 --set=input.batch_size=128 \
   --set=input.source_length=128 --set=input.target_length=128 --set=source_vocab_size=32000 --set=target_vocab_size=32000
@@ -102,7 +102,6 @@ gpu-export: setup  ## programs and scripts to measure on a GPU: build/gpu
 	done
 	$(BIN)/lingvo-moe-export $(GPU_STEP) --set=model.moe.num_experts=16 --set="model.moe.training=Ragged()" \
 	  --set=model.moe.training.capacity_factor=None --output=$(GPU)/dropless16
-	rm -f $(GPU)/*/*.mlir
 	cp benchmarks/block_sparse.py benchmarks/gpu_step.py benchmarks/_torch_model.py $(GPU)
 
 # Runs that are complete are not repeated, so after an interruption the same command goes on. With

@@ -160,7 +160,7 @@ def measure_jax(directory: Path, steps: int) -> dict[str, object]:
     runner = runpy.run_path(str(directory / "run.py"))
     dtype = runner["MANIFEST"]["shape"]["activation_dtype"]
     train = runner["program"]("train")
-    state, batch = runner["initial"]("train"), runner["arrays"]("batch.npz", "train", 1)
+    state, batch = runner["initial"](), runner["batch"]()
 
     def step():
         nonlocal state

@@ -41,7 +41,7 @@ def test_rows_on_a_cpu(tmp_path, monkeypatch, capsys):
     export = tmp_path / "small"
     sizes = "source_vocab_size=300", "target_vocab_size=300"
     model = override(api.params("tiny.MoE"), [*SHRINK, _TOP_2, *sizes])
-    api.export(model, export, StableHLO(programs=("train",)))
+    api.export(model, export, StableHLO())
     arguments = ["--steps=2", "--engines=torch,jax", "--row_minutes=5"]
     monkeypatch.setattr(sys, "argv", ["gpu_step.py", str(export), *arguments])
     main()

@@ -21,6 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from experiments.learning_data import prepared
 from experiments.learning_rows import ROWS, Row
@@ -34,6 +36,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.runtimes.lowering import ArraySpec
 from lingvo_moe.serving import stablehlo
 from lingvo_moe.serving.stablehlo import Program
 from lingvo_moe.tasks.params import TranslationParams
@@ -240,7 +243,10 @@ def _search_program(task: TranslationTask) -> Program:
     """(state, batch) -> ids and lengths of the best translations."""
     state = stablehlo.train_program(task).arguments[0]
     request = Request(task.params.decoding)
-    _, batch = stablehlo.translate_program(task, SEARCH_ROWS, SEARCH_LENGTH).arguments
+    batch = {
+        "source_ids": ArraySpec((SEARCH_ROWS, SEARCH_LENGTH), np.dtype(np.int32), "BT"),
+        "lengths": ArraySpec((SEARCH_ROWS,), np.dtype(np.int32), "B"),
+    }
 
     def run(flat, batch):
         theta = _averaged(task, flat)

@@ -61,15 +61,11 @@ def _commands(page: Path) -> list[list[str]]:
 
 @functools.cache
 def _flags(tool: str) -> set[str]:
-    """The flags that a tool defines, or a module of the tools that it imports."""
-    module = tool + "_" * keyword.iskeyword(tool)
-    sources = [(TOOLS / f"{module}.py").read_text(encoding="utf-8")]
-    shared = ("common", "runtimes", "rebalancing")
-    used = {"common", *re.findall(rf"\b({'|'.join(shared)})\b", sources[0])}
-    sources += [(TOOLS / f"{module}.py").read_text(encoding="utf-8") for module in used]
-    names = re.findall(r"(?:DEFINE_\w+|define_names)\(\s*f?\"([\w{}]+)\"", "".join(sources))
-    by_side = {name.replace("{side}", side) for name in names for side in ("source", "target")}
-    return {*by_side, "flagfile", "help", "helpshort"}
+    """The flags of a tool."""
+    table = importlib.import_module(
+        f"lingvo_moe.tools.{tool + '_' * keyword.iskeyword(tool)}"
+    ).TABLE
+    return {*(flag.name for flag in table), "import", "debug", "flagfile", "help", "helpshort"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

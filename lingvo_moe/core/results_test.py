@@ -17,7 +17,6 @@ from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.dispatch import Dispatched, Dispatcher
 from lingvo_moe.layers.router import Router
-from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.criteria import Criterion
 from lingvo_moe.training.schedules import Constant, Schedule
@@ -101,7 +100,6 @@ def route(change):
         (Schedule, "__call__", lambda *_: tensor(tf.float64), (1.0,), r"float32 \[\]"),
         (Schedule, "__call__", lambda *_: tensor(tf.float32, 1), (1.0,), r"float32 \[\]"),
         (Metric, "score", lambda *_: "0.5", (None,), "a finite number"),
-        (Format, "open", lambda *_: None, (None,), "a function"),
         (CleaningRule, "drops", lambda *_: None, (("a", "b"), ("de", "en")), "True or False"),
         (
             Modifier,

@@ -4,18 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.decoding.cache import ByBeam, Flat, Reordered, of_parents
+from lingvo_moe.decoding.cache import Flat, Reordered, of_parents
 from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.testing.slow_search import request_of, sentences, tiny
-
-
-def test_hypotheses_that_share_one():
-    assert [Flat().sharing(k) for k in (1, 4, 64)] == [1, 4, 64]
-    assert [Reordered().sharing(k) for k in (1, 4, 64)] == [1, 1, 1]
-    assert [ByBeam(reordered_from=5).sharing(k) for k in (1, 4, 5, 64)] == [1, 4, 1, 1]
-    any_size = tf.constant(64)
-    assert Flat().sharing(any_size) is ByBeam().sharing(any_size) is any_size
 
 
 def test_caches_of_parents_by_hand():

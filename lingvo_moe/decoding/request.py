@@ -159,8 +159,8 @@ class Request:
         """A request whose options are tensors, for a graph that serves any request.
 
         Args:
-            inputs: those of `numbers_of` by name; forbidden int32 [E, 3]; prefix int32 [P], or none
-                where it is not supported.
+            inputs: those of `numbers_of` by name; forbidden int32 [E, 3] and prefix int32 [P], if
+                there are any.
             cache: for keys and values.
             spaces: as of a Request.
         """
@@ -219,7 +219,6 @@ def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
         for name in ("source_prefix", "target_prefix")
         if name in options
     }
-    texts["forbidden"] = tuple(text.decode() for text in options["forbidden"])
     return BeamSearchParams(
         **numbers, **texts, sampling=Sampling(**sampling) if sampling["temperature"] else None
     )

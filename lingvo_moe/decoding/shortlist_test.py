@@ -5,7 +5,6 @@ import pytest
 
 from lingvo_moe.core.tokens import PAD
 from lingvo_moe.decoding.cache import Flat, Reordered
-from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.decoding.shortlist import Shortlist
@@ -77,11 +76,6 @@ def test_equals_a_search_over_the_listed_tokens(model, shortlist, beam_size, cac
     assert sources.max() < 6
 
 
-def test_random_numbers_would_depend_on_the_batch():
-    with pytest.raises(ValueError, match="shortlist and sampling cannot be combined"):
-        BeamSearchParams(shortlist=True, sampling=Sampling())
-
-
 def test_options_of_a_request_are_checked_together():
     """In whatever order they come; fields of sampling that are not given stay as they are."""
     with_shortlist = BeamSearchParams(shortlist=True)
@@ -92,12 +86,3 @@ def test_options_of_a_request_are_checked_together():
     assert seeded == Sampling(temperature=0.2, top_k=3, seed=7)
     with pytest.raises(ValueError, match="'sede'"):
         cold.with_options({"sampling": {"sede": 7}})
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [({"min_length": 9}, "and min_length cannot be"), ({"n_best": 5}, "n_best=5 must not exceed")],
-)
-def test_what_rules_of_another_search_lack_is_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        BeamSearchParams(rules=HuggingFace(), **given)

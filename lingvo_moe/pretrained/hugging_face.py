@@ -89,43 +89,37 @@ def _reader(source: Path, of_weights: Mapping[str, Origin]) -> _Read:
         ValueError: a tensor that a weight needs is missing or has another shape or kind of dtype,
             one is unknown, or copies of the embedding differ.
     """
-    stored = tensors.Tensors(source)
-    names: dict[str, str] = {}
-    for name in stored:
-        if (other := names.setdefault(name.removeprefix(tensors.PREFIX), name)) != name:
-            raise ValueError(
-                f"{source} has the tensors {short_repr(other)} and {short_repr(name)}, which are "
-                f"one weight; take all files from one model."
-            )
+    files = tensors.open_tensors(source)
+    names = {name.removeprefix(tensors.PREFIX): name for name in files}
     wanted = {name: origin.shape for origin in of_weights.values() for name in origin.names}
     aliases = [name for name in _ALIASES if name in names]
     if aliases:
         names[EMBEDDING] = names[aliases[0]]
-    if missing := sorted(wanted.keys() - names.keys()):
+    known = {n for n in names if n not in _ALIASES[1:] and not n.endswith(_IGNORED)}
+    if differ := sorted(wanted.keys() ^ known):
+        have = "has a" if differ[0] in known else "has no"
         raise ValueError(
-            f"{source} has no tensor {missing[0]}, which its {configs.FILE} asks for, and lacks "
-            f"{len(missing)} in all; get the files again."
+            f"{source} {have} tensor {short_repr(differ[0])}, but {configs.FILE} says otherwise, "
+            f"of {len(differ)} in all; take all files from one model."
         )
-    for name in names.keys() - wanted.keys():
-        if name not in _ALIASES and not name.endswith(_IGNORED):
-            raise ValueError(
-                f"{source} has the tensor {short_repr(names[name])}, which no model with its "
-                f"{configs.FILE} has; take all files from one model."
-            )
+
+    def read(name):
+        return files[names[name]][names[name]]
+
     for name, shape in wanted.items():
-        tensor = stored[names[name]]
+        tensor = read(name)
         if tensor.shape != shape or tensor.dtype.kind in "iub":
             raise ValueError(
                 f"{source}: the tensor {name} is {tensor.dtype} {list(tensor.shape)}; with this "
                 f"{configs.FILE} it must be of floats {list(shape)}."
             )
     for alias in aliases[1:]:
-        if not _equal(stored[names[alias]], stored[names[EMBEDDING]]):
+        if not _equal(read(alias), read(EMBEDDING)):
             raise ValueError(
                 f"{source}: {names[alias]} differs from {names[EMBEDDING]}; lingvo_moe "
                 f"imports only models in which both sides and the softmax share one embedding."
             )
-    return lambda name: stored[names[name]]
+    return read
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint: one .safetensors file, or several with an index."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,31 +17,14 @@ _SHARD_BYTES = 5 * 10**9
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-class Tensors(Mapping[str, np.ndarray]):
-    """Name -> tensor; each is mapped into memory when it is looked up, and not kept."""
+def open_tensors(directory: Path) -> dict[str, Mapping[str, np.ndarray]]:
+    """Tensor -> the arrays of its file; each is mapped into memory when it is looked up.
 
-    def __init__(self, directory: Path):
-        """Opens the files and reads their headers.
-
-        Raises:
-            ValueError: a file is missing, damaged or a pickle, or the index does not agree with
-                the files.
-            OSError: a file cannot be read.
-        """
-        self._files = _open(directory)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._files[name][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-def _open(directory: Path) -> dict[str, Mapping[str, np.ndarray]]:
-    """Tensor -> the arrays of its file."""
+    Raises:
+        ValueError: a file is missing, damaged or a pickle, or the index does not agree with the
+            files.
+        OSError: a file cannot be read.
+    """
     index = directory / INDEX
     if index.exists():
         return _open_shards(index)
@@ -70,10 +53,6 @@ def _open_shards(index: Path) -> dict[str, Mapping[str, np.ndarray]]:
             raise ValueError(
                 f"{index} names the file {name!r:.100}; a shard is a .safetensors file beside the "
                 f"index. Get the file again."
-            )
-        if not (index.parent / name).exists():
-            raise ValueError(
-                f"{index.parent / name} is missing, which {index.name} names; get the file again."
             )
         opened[name] = safetensors.load(index.parent / name).arrays
     found = {(name, file) for file, arrays in opened.items() for name in arrays}

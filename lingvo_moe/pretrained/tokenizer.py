@@ -8,7 +8,7 @@ and other tokens that no text contains, as control symbols.
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,6 @@ def read_vocabulary(directory: Path, size: int) -> Vocabulary:
                     f"id {index}; one of its files is of another model. Get the files again."
                 )
             pieces[index] = _control(name)
-    _check_different(pieces, directory)
     if max(pieces) >= size:
         raise ValueError(
             f"{directory}: the tokenizer has ids up to {max(pieces)}, the embedding {size} rows; "
@@ -159,64 +158,42 @@ def _m2m100(directory: Path, model: Any) -> dict[int, Any]:
 
 def _added(directory: Path, first: int, m2m100: bool) -> dict[int, str]:
     """Id -> name of the tokens that are no pieces, of the first file that has languages."""
-    for name, tokens in _LISTS.items():
+    for name, read in _LISTS.items():
         path = directory / name
-        found = _names_of(tokens(read_json(path), path), path) if path.exists() else {}
+        found = _names_of(path, read) if path.exists() else {}
         if any(_LANGUAGE.fullmatch(token) for token in found.values()):
             return found
     names = [f"__{code}__" for code in languages.M2M100] if m2m100 else languages.NLLB
     return dict(enumerate(names, first))
 
 
-def _of_tokenizer(fields: dict, path: Path) -> Any:
-    del path
-    return fields.get("added_tokens", [])
+# A file with added tokens, and what reads (id, token) from it; the last one is of early versions.
+_LISTS: dict[str, Callable[[dict], Iterable[tuple[int, Any]]]] = {
+    _TOKENIZER: lambda fields: ((one["id"], one) for one in fields.get("added_tokens", [])),
+    _SETTINGS: lambda fields: (
+        (int(index), token) for index, token in fields.get("added_tokens_decoder", {}).items()
+    ),
+    _ADDED: lambda fields: ((index, {"content": name}) for name, index in fields.items()),
+}
 
 
-def _of_settings(fields: dict, path: Path) -> list:
-    tokens = fields.get("added_tokens_decoder", {})
-    check_fields({"added_tokens_decoder": tokens}, {"added_tokens_decoder": dict}, str(path))
-    return [
-        {**token, "id": int(i)} if isinstance(token, dict) and i.isdecimal() else token
-        for i, token in tokens.items()
-    ]
-
-
-def _of_early_versions(fields: dict, path: Path) -> list:
-    check_fields({"ids": fields}, {"ids": dict[str, int]}, str(path))
-    return [{"id": index, "content": name} for name, index in fields.items()]
-
-
-# A file with added tokens, and what reads their list from it.
-_LISTS = {_TOKENIZER: _of_tokenizer, _SETTINGS: _of_settings, _ADDED: _of_early_versions}
-
-
-def _names_of(tokens: Any, path: Path) -> dict[int, str]:
-    """Id -> name of a list of added tokens.
+def _names_of(path: Path, read: Callable[[dict], Iterable[tuple[int, Any]]]) -> dict[int, str]:
+    """Id -> name of the added tokens in a file.
 
     Raises:
-        ValueError: the list is damaged, or has a token that texts contain.
+        ValueError: the file is damaged, or has a token that texts contain.
     """
-    check_fields({"added_tokens": tokens}, {"added_tokens": list}, str(path))
-    for token in tokens:
-        check_fields(token, {"id": int, "content": str}, f"{path}: a token that was added")
-        is_special = token.get("special") is not False or _LANGUAGE.fullmatch(token["content"])
-        if token["id"] > UNK and not is_special:
-            raise ValueError(
-                f"{path}: the added token {token['content']!r} is ordinary text (special=false), "
-                f"which this version of lingvo_moe cannot read. Remove the token from the file; "
-                f"then its text is cut into other pieces, which the model knows less well."
-            )
-    return {token["id"]: token["content"] for token in tokens}
-
-
-def _check_different(pieces: Mapping[int, Any], directory: Path) -> None:
-    ids: dict[str, int] = {}
-    for index, piece in sorted(pieces.items()):
-        if piece.piece in ids:
-            raise ValueError(
-                f"{directory}: the tokenizer has {piece.piece!r} twice, as the ids "
-                f"{ids[piece.piece]} and {index}; one of its files is damaged or of another model. "
-                f"Get the files again."
-            )
-        ids[piece.piece] = index
+    names = {}
+    try:
+        for index, token in read(read_json(path)):
+            names[index] = name = token["content"]
+            is_special = token.get("special") is not False or _LANGUAGE.fullmatch(name)
+            if index > UNK and not is_special:
+                raise ValueError(
+                    f"{path}: the added token {name!r} is ordinary text (special=false), which "
+                    f"this version of lingvo_moe cannot read. Remove the token from the file; then "
+                    f"its text is cut into other pieces, which the model knows less well."
+                )
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} has no list of added tokens; get the file again.") from error
+    return names

@@ -11,7 +11,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.hugging_face import HuggingFace
 from lingvo_moe.serving.formats.safetensors import Safetensors
 from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.serving.report import comparable_pairs, compare
+from lingvo_moe.serving.report import compare
 from lingvo_moe.tasks.evaluation import record_routing
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import hugging_face as testing
@@ -131,12 +131,12 @@ def test_text_for_evaluation_alone_is_enough_for_an_existing_vocabulary(world, t
 def test_an_export_to_the_format_it_came_in_is_compared_with_the_model(world, tmp_path):
     imported, data, _ = world
     HuggingFace().export(imported, tmp_path / "export")
-    trained, exported = lm.load(imported.path).translator(), HuggingFace().open(tmp_path / "export")
-    pairs = comparable_pairs(imported, data, "dev")
-    table = compare(trained, exported, data, "dev", pairs, lambda line: None)
+    import_model(tmp_path / "export", tmp_path / "again")
+    trained, exported = lm.load(imported.path), lm.load(tmp_path / "again")
+    table = compare(trained, exported, data, "dev", lambda line: None)
     (pair, lines, ours, theirs, delta), mean = table.rows[0], table.more_rows[0]
     assert (pair, lines, delta, mean[-1]) == ("eng_Latn-fra_Latn", "2", "+0.00", "+0.00")
     assert ours == theirs
+    languages = {"to": "fra_Latn", "source_language": "eng_Latn"}
     sentences = ["pack my box", "with liquor jugs"]
-    languages = ("fra_Latn", "eng_Latn")
-    assert trained(sentences, *languages) == exported(sentences, *languages)
+    assert trained.translate(sentences, **languages) == exported.translate(sentences, **languages)

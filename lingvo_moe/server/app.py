@@ -17,13 +17,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lingvo_moe.server.batcher import Batcher, BatchParams, QueueFull
+from lingvo_moe.server.batcher import Batcher, QueueFull
 from lingvo_moe.server.metrics import Metrics
-from lingvo_moe.server.model import Model, TooLong
+from lingvo_moe.server.model import Served, TooLong
+from lingvo_moe.server.params import ServerParams
 from lingvo_moe.server.requests import (
     TOO_LARGE,
     WRONG,
-    Limits,
     read_score,
     read_translate,
     refuse,
@@ -53,12 +53,12 @@ class _Settings(NamedTuple):
     """The common settings of the items of a batch.
 
     Attributes:
-        compute: (model, items, settings) -> their answers, such as `_translate`.
+        method: of a Served: "translate", "score" or "explain".
         to, source_language: languages.
         options: of the search, as JSON.
     """
 
-    compute: Callable[[Model, list[Any], Any], Sequence[Any]]
+    method: str
     to: str
     source_language: str | None
     options: str = "{}"
@@ -89,32 +89,25 @@ class Server:
 
     Attributes:
         names: of the models.
-        limits: of a request.
+        limits: of requests and batches.
         asgi: the application.
         metrics: its counters.
     """
 
     def __init__(
         self,
-        models: Mapping[str, Model],
-        limits: Limits | None = None,
-        batching: BatchParams | None = None,
+        models: Mapping[str, Served],
+        limits: ServerParams | None = None,
     ):
         """Creates the application.
 
         Args:
             models: by name; the first is the default.
-            limits: of a request.
-            batching: params of the batches of each model.
-
-        Raises:
-            ValueError: a request may have more sentences than the queue holds.
+            limits: of requests and batches.
         """
         self._models, self.names = dict(models), tuple(models)
-        self.limits, batching = limits or Limits(), batching or BatchParams()
-        check_queue(self.limits, batching)
-        self.metrics = Metrics()
-        self._batchers = {name: self._batcher(name, batching) for name in models}
+        self.limits, self.metrics = limits or ServerParams(), Metrics()
+        self._batchers = {name: self._batcher(name) for name in models}
         options = dict.fromkeys(name for model in models.values() for name in model.options)
         self._read_translate = functools.partial(read_translate, options=tuple(options))
         self._draining, self._open, self._over = asyncio.Event(), 0, asyncio.Event()
@@ -161,9 +154,9 @@ class Server:
     def _answered(self):
         self._last_answer = time.monotonic()
 
-    def _batcher(self, name, batching):
+    def _batcher(self, name):
         observe = functools.partial(self.metrics.observe_batch, name)
-        batcher = Batcher(functools.partial(_compute, self._models[name]), batching, observe)
+        batcher = Batcher(functools.partial(_compute, self._models[name]), self.limits, observe)
         self.metrics.watch_queue(name, lambda: batcher.waiting)
         return batcher
 
@@ -231,7 +224,7 @@ class Server:
         measure = functools.partial(self._models[name].measure, **fields.options)
         sizes = await asyncio.to_thread(measure, fields.sentences)
         options = json.dumps(fields.options, sort_keys=True)
-        settings = _Settings(_translate, fields.to, fields.source_language, options)
+        settings = _Settings("translate", fields.to, fields.source_language, options)
         tokens = [size.tokens for size in sizes]
         found = await self._batchers[name].submit(fields.sentences, tokens, settings)
         self.metrics.tokens.labels(name).inc(sum(size.pieces for size in sizes))
@@ -240,13 +233,6 @@ class Server:
     async def _score(self, request):
         fields = await self._read(request, read_score)
         name, model = self._model(fields.model)
-        if not model.scores:
-            refuse(
-                WRONG,
-                f"Model {name!r} is an export that cannot score. If the model has decoding.rules, "
-                f"serve its logdir; if an earlier version of lingvo_moe made the export, export it "
-                f"again.",
-            )
         if fields.experts and not model.explains:
             refuse(WRONG, f"Model {name!r} is an export; experts need a logdir. Leave experts out.")
         with self._answering():
@@ -264,8 +250,8 @@ class Server:
                         f"A sentence may have {model.max_pieces} tokens, {side} {number} has "
                         f"{size}; split it."
                     )
-        compute = _explain if fields.experts else _score
-        settings = _Settings(compute, fields.to, fields.source_language)
+        method = "explain" if fields.experts else "score"
+        settings = _Settings(method, fields.to, fields.source_language)
         pairs = list(zip(fields.sources, fields.targets, strict=True))
         return await self._batchers[name].submit(pairs, list(map(max, sizes)), settings)
 
@@ -278,7 +264,6 @@ class Server:
                 "pairs": list(model.pairs),
                 "needs_source_language": model.needs_source_language,
                 "n_best": model.n_best,
-                "scores": model.scores,
                 "explains": model.explains,
             }
             for name, model in self._models.items()
@@ -364,15 +349,6 @@ class Server:
             refuse(WRONG, str(error))
 
 
-def check_queue(limits: Limits, batching: BatchParams) -> None:
-    """Raises ValueError if one request may have more sentences than the queue can hold."""
-    if limits.max_sentences > batching.max_queue:
-        raise ValueError(
-            f"A request may have {limits.max_sentences} sentences, but only {batching.max_queue} "
-            f"may wait in the queue; raise --max_queue, or lower --max_sentences."
-        )
-
-
 @contextlib.asynccontextmanager
 async def _first_done(*work: Coroutine, seconds: float) -> AsyncIterator[list[asyncio.Task]]:
     """Runs coroutines until one is done or the time is up; yields the tasks, then cancels them."""
@@ -385,31 +361,16 @@ async def _first_done(*work: Coroutine, seconds: float) -> AsyncIterator[list[as
             task.cancel()
 
 
-def _compute(model, items, settings):
-    return settings.compute(model, items, settings)
-
-
-def _translate(model, sentences, settings):
-    return model.translate(
-        sentences,
+def _compute(model: Served, items: list[Any], settings: _Settings) -> Sequence[Any]:
+    """The answers to sentences, or to pairs of a source and a target."""
+    pairs = ([pair[side] for pair in items] for side in (0, 1))
+    columns = [items] if settings.method == "translate" else pairs
+    return getattr(model, settings.method)(
+        *columns,
         settings.to,
         source_language=settings.source_language,
-        warn=lambda line: None,  # answers have `left_out` instead
         **json.loads(settings.options),
     )
-
-
-def _score(model, pairs, settings):
-    return _of_pairs(model.score, pairs, settings)
-
-
-def _explain(model, pairs, settings):
-    return _of_pairs(model.explain, pairs, settings)
-
-
-def _of_pairs(compute, pairs, settings):
-    sides = ([pair[side] for pair in pairs] for side in (0, 1))
-    return compute(*sides, settings.to, source_language=settings.source_language)
 
 
 async def _body(request, limit):

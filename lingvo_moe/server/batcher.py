@@ -9,28 +9,10 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt
+from lingvo_moe.server.params import ServerParams
 
 _START_PACE = 0.05  # assumed seconds a sentence before the first batch
 _SMOOTHING = 0.9
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchParams(Params):
-    """The params of batches.
-
-    Attributes:
-        max_tokens: of a batch with padding: number of sentences times the largest. A larger
-            sentence is a batch of its own.
-        max_sentences: of a batch.
-        max_wait: seconds that a sentence waits for others while the model is idle.
-        max_queue: number of sentences that may wait; more requests are refused.
-    """
-
-    max_tokens: PositiveInt = 4096
-    max_sentences: PositiveInt = 64
-    max_wait: NonNegativeFloat = 0.005
-    max_queue: PositiveInt = 4096
 
 
 class QueueFull(Exception):
@@ -79,20 +61,20 @@ class Batcher:
 
     The next batch has the oldest sentence and the sentences with equal settings that are closest to
     it in length, from any requests. A batch starts when it is full, or when its oldest sentence has
-    waited `max_wait`. Only the translation runs outside the event loop's thread.
+    waited `max_wait_ms`. Only the translation runs outside the event loop's thread.
     """
 
     def __init__(
         self,
         translate: Callable[[list[Any], Any], Sequence[Any]],
-        params: BatchParams,
+        params: ServerParams,
         observe: Callable[[int, float], None] = lambda sentences, seconds: None,
     ):
         """Creates the queue; `run` processes it.
 
         Args:
             translate: (sentences, settings) -> an answer for each; called in a thread of its own.
-            params: of batches.
+            params: the limits.
             observe: called for each batch with its sentences and seconds.
         """
         self._translate, self._params, self._observe = translate, params, observe
@@ -169,7 +151,7 @@ class Batcher:
         """Waits for a batch and removes it from the queue."""
         while True:
             batch = self._choose()
-            left = batch and batch[0].since + self._params.max_wait - time.monotonic()
+            left = batch and batch[0].since + self._params.max_wait_ms / 1000 - time.monotonic()
             if batch and (left <= 0 or self._is_full(batch)):
                 taken = set(batch)
                 self._queue = [one for one in self._queue if one not in taken]
@@ -201,4 +183,7 @@ class Batcher:
 
     def _fits(self, sentences, longest):
         limits = self._params
-        return sentences <= limits.max_sentences and sentences * longest <= limits.max_tokens
+        return (
+            sentences <= limits.max_batch_sentences
+            and sentences * longest <= limits.max_batch_tokens
+        )

@@ -26,38 +26,25 @@ class Metrics:
     """
 
     def __init__(self):
-        self._registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self.requests = Counter(
-            "lingvo_moe_requests", "Requests answered.", ["path", "status"], registry=registry
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+
+        def made(kind, name, text, *labels, **options):
+            return kind(f"lingvo_moe_{name}", text, labels, registry=self._registry, **options)
+
+        seconds = {"buckets": _SECONDS}
+        self.requests = made(Counter, "requests", "Requests answered.", "path", "status")
+        self.seconds = made(
+            Histogram, "request_seconds", "From a request to its answer.", "path", **seconds
         )
-        self.seconds = Histogram(
-            "lingvo_moe_request_seconds",
-            "From a request to its answer.",
-            ["path"],
-            buckets=_SECONDS,
-            registry=registry,
+        self.batches = made(
+            Histogram, "batch_sentences", "Sentences translated together.", "model", buckets=_SIZES
         )
-        self.batches = Histogram(
-            "lingvo_moe_batch_sentences",
-            "Sentences translated together.",
-            ["model"],
-            buckets=_SIZES,
-            registry=registry,
+        self.batch_seconds = made(
+            Histogram, "batch_seconds", "Seconds of a batch.", "model", **seconds
         )
-        self.batch_seconds = Histogram(
-            "lingvo_moe_batch_seconds",
-            "Seconds of a batch.",
-            ["model"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.tokens = Counter(
-            "lingvo_moe_source_tokens", "Source tokens translated.", ["model"], registry=registry
-        )
-        self._waiting = Gauge(
-            "lingvo_moe_waiting_sentences", "Sentences in the queue.", ["model"], registry=registry
-        )
+        self.tokens = made(Counter, "source_tokens", "Source tokens translated.", "model")
+        self._waiting = made(Gauge, "waiting_sentences", "Sentences in the queue.", "model")
 
     def watch_queue(self, model: str, waiting: Callable[[], int]) -> None:
         """Adds the length of a model's queue, which is read for each scrape."""

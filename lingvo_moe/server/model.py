@@ -1,34 +1,21 @@
-"""The interface of models that the server can serve."""
+"""A loaded model with limits for requests."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from lingvo_moe.core.fields import Params, PositiveInt
+from lingvo_moe.data.sentences import left_out
+from lingvo_moe.server.params import ServerParams
 
 if TYPE_CHECKING:  # a server starts before TensorFlow is imported
+    from lingvo_moe.serving.exported import Exported
+    from lingvo_moe.tasks.model import Explanation, Model
     from lingvo_moe.tasks.scorer import Score
     from lingvo_moe.tasks.translator import Translation
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptionLimits(Params):
-    """Limits for the options of a request. A model's own beam and lengths are always allowed.
-
-    Attributes:
-        n_best: number of translations of a sentence.
-        beam_size: of a search.
-        output_tokens: of the longest translation that the options allow for a sentence.
-        batch_tokens: the limit of a batch, with padding. The parts of a text above the limit are
-            translated in several batches.
-    """
-
-    n_best: PositiveInt = 4
-    beam_size: PositiveInt = 8
-    output_tokens: PositiveInt = 1024
-    batch_tokens: PositiveInt = 4096
+_NO_OPTIONS = ("batch_tokens", "cache", "rules")
+_TAG_AND_EOS = 2
 
 
 class TooLong(ValueError):
@@ -54,28 +41,32 @@ class Size(NamedTuple):
         return max(self.pieces, self.longest // 2)
 
 
-class Model(Protocol):
-    """A model that can be served, such as `Exported`.
+class Served:
+    """A model that is served: that of a logdir, or an export.
 
     Attributes:
-        languages: the target languages.
-        pairs: the language pairs that it was trained on, such as "de-en".
-        needs_source_language: whether the source language must be given.
+        languages, pairs, needs_source_language, max_pieces: as of the loaded model.
         n_best: largest number of translations of a sentence.
-        max_pieces: longer sentences are not scored.
         options: names of the options of a request.
-        scores: whether the model has `score`.
-        explains: whether it has `explain`, as `lingvo_moe.tasks.model.Model`.
+        explains: whether it has `explain`.
     """
 
-    languages: Sequence[str]
-    pairs: Sequence[str]
-    needs_source_language: bool
-    n_best: int
-    max_pieces: int
-    options: Sequence[str]
-    scores: bool
-    explains: bool
+    def __init__(self, loaded: Model | Exported, limits: ServerParams):
+        """Keeps the model and the limits of requests."""
+        self._loaded = loaded
+        self.languages, self.pairs = loaded.languages, loaded.pairs
+        self.needs_source_language = loaded.needs_source_language
+        self.max_pieces, self.n_best = loaded.max_pieces, limits.n_best
+        self.options = [name for name in loaded.options if name not in _NO_OPTIONS]
+        self.explains = hasattr(loaded, "explain")
+        translator = loaded.translator()
+        self._own = own = translator.decoding.filled(translator.fitted)
+        beams = max(limits.beam_size, own.beam_size)
+        self._largest = {"n_best": limits.n_best, "beam_size": beams}
+        room = translator.part_pieces + _TAG_AND_EOS
+        self._longest = max(limits.max_output_tokens, own.longest(room))
+        # The server does not count tag and EOS; twice its limit has room for them.
+        self._batch_tokens = 2 * limits.max_batch_tokens
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
         """Checks options and measures sentences, before a request waits.
@@ -84,24 +75,52 @@ class Model(Protocol):
             ValueError: an option that does not exist, or whose value is not allowed.
             TooLong: a translation may be too long.
         """
+        translator = self._loaded.translator(**{"n_best": 1, **options})
+        search, room = translator.decoding.filled(translator.fitted), translator.part_pieces
+        for name, largest in self._largest.items():
+            if getattr(search, name) > largest:
+                raise ValueError(
+                    f"{name} must be 1 to {largest} on this server, got {getattr(search, name)}; "
+                    f"give a smaller value."
+                )
+        sizes = []
+        for number, parts in enumerate(translator.split(sentences), start=1):
+            read = [min(part.size, room) for part in parts]
+            longest, own = (
+                sum(params.longest(pieces + _TAG_AND_EOS) for pieces in read)
+                for params in (search, self._own)
+            )
+            if longest > (allowed := max(self._longest, own)):
+                raise TooLong(
+                    f"With length_ratio={search.length_ratio:g} and length_offset="
+                    f"{search.length_offset} the translation of sentence {number} may have "
+                    f"{longest:,} tokens, but at most {allowed:,} are allowed; give smaller "
+                    f"values, or raise --max_output_tokens of the server."
+                )
+            sizes.append(Size(sum(read), left_out(parts, room), longest))
+        return sizes
 
     def translate(
-        self,
-        sentences: Sequence[str],
-        to: str,
-        *,
-        source_language: str | None,
-        warn: Callable[[str], None],
-        **options: Any,
+        self, sentences: Sequence[str], to: str, *, source_language: str | None, **options: Any
     ) -> list[list[Translation]]:
         """Translates sentences; without the option n_best, one translation of each.
 
         Raises:
             ValueError: the model does not know a language, or needs the source language.
         """
+        return self._loaded.translate(
+            sentences,
+            to,
+            source_language=source_language,
+            warn=lambda line: None,  # answers have `left_out` instead
+            batch_tokens=self._batch_tokens,
+            **options,
+        )
 
     def sizes(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[int, int]]:
         """The number of pieces of each source and of its target."""
+        counts = self._loaded.count_pieces(sources), self._loaded.count_target_pieces(targets)
+        return list(zip(*counts, strict=True))
 
     def score(
         self,
@@ -110,9 +129,14 @@ class Model(Protocol):
         to: str,
         *,
         source_language: str | None,
-    ) -> Sequence[Score]:
+    ) -> list[Score]:
         """The log-probability of each target.
 
         Raises:
             ValueError: as `translate`.
         """
+        return self._loaded.score(sources, targets, to, source_language=source_language)
+
+    def explain(self, *given: Any, **language: Any) -> list[Explanation]:
+        """As `score`, with the experts of each token; see `explains`."""
+        return cast("Model", self._loaded).explain(*given, **language)

@@ -1,15 +1,15 @@
 """Parses and validates the JSON of requests."""
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
 
-from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, conforms
+from lingvo_moe.core.fields import conforms
 from lingvo_moe.core.lines import check_utf8
+from lingvo_moe.server.params import ServerParams
 
 MALFORMED, TOO_LARGE, WRONG = 400, 413, 422
 
@@ -27,23 +27,6 @@ _SCORE = {
     "experts": (bool | None, "true or false"),
     **_COMMON,
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits(Params):
-    """Limits of one request.
-
-    Attributes:
-        max_bytes: of its body.
-        max_sentences: in it.
-        max_characters: of a sentence.
-        timeout: seconds for its body to arrive, and again for the answer.
-    """
-
-    max_bytes: PositiveInt = 1 << 20
-    max_sentences: PositiveInt = 256
-    max_characters: PositiveInt = 10_000
-    timeout: PositiveFloat = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +52,7 @@ class ScoreRequest:
     source_language: str | None
 
 
-def read_translate(body: bytes, limits: Limits, options: Sequence[str]) -> TranslateRequest:
+def read_translate(body: bytes, limits: ServerParams, options: Sequence[str]) -> TranslateRequest:
     """Parses the body of /v1/translate.
 
     Args:
@@ -87,7 +70,7 @@ def read_translate(body: bytes, limits: Limits, options: Sequence[str]) -> Trans
     return TranslateRequest(**fields, options=given)
 
 
-def read_score(body: bytes, limits: Limits) -> ScoreRequest:
+def read_score(body: bytes, limits: ServerParams) -> ScoreRequest:
     """Parses the body of /v1/score.
 
     Raises:
@@ -111,40 +94,17 @@ def refuse(status: int, message: str, headers: Mapping[str, str] | None = None) 
     raise HTTPException(status, message, headers)
 
 
-def _parsed(body):
-    try:
-        return json.loads(
-            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
-        )
-    except UnicodeDecodeError as error:
-        refuse(MALFORMED, f"The body is not UTF-8: {error.reason} at byte {error.start}.")
-    except (ValueError, RecursionError) as error:
-        refuse(MALFORMED, f"The body is not JSON: {error}.")
-
-
-def _unique(pairs):
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise ValueError(f"an object has {name!r:.60} more than once")
-        fields[name] = value
-    return fields
-
-
-def _no_constant(text):
-    raise ValueError(f"{text} is no JSON number")
-
-
 def _object(body, known):
     """The JSON object in a body, whose fields are among the known ones."""
-    value = _parsed(body)
+    try:
+        value = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        refuse(MALFORMED, f"The body is not JSON in UTF-8: {error}.")
     if not isinstance(value, dict):
         refuse(WRONG, f"The body must be a JSON object, got {value!r:.60}.")
     for name in value:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            refuse(WRONG, f"Unknown field {name!r:.60}.{hint} There are {', '.join(known)}.")
+            refuse(WRONG, f"Unknown field {name!r:.60}. There are {', '.join(known)}.")
     return value
 
 
@@ -163,7 +123,7 @@ def _checked(value, hints):
 
 
 def _check_texts(texts, name, limits):
-    """Refuses too many texts, and each text that `_check_text` refuses."""
+    """Refuses too many texts, and each that is too long or no Unicode text."""
     if len(texts) > limits.max_sentences:
         refuse(
             TOO_LARGE,
@@ -171,20 +131,15 @@ def _check_texts(texts, name, limits):
             f"{len(texts):,}; send it in parts.",
         )
     for number, text in enumerate(texts, start=1):
-        _check_text(text, f"{name} {number}", limits)
-
-
-def _check_text(text, name, limits):
-    """Refuses text that is too long or that files cannot contain (see core.lines)."""
-    if len(text) > limits.max_characters:
-        refuse(
-            TOO_LARGE,
-            f"A sentence may have {limits.max_characters:,} characters, {name} has "
-            f"{len(text):,}; split it.",
-        )
-    if "\0" in text:
-        refuse(WRONG, f"There is a NUL character in {name}; remove it.")
-    try:
-        check_utf8(text, name)
-    except ValueError as error:
-        refuse(WRONG, str(error))
+        if len(text) > limits.max_characters:
+            refuse(
+                TOO_LARGE,
+                f"A sentence may have {limits.max_characters:,} characters, {name} {number} has "
+                f"{len(text):,}; split it.",
+            )
+        if "\0" in text:  # files cannot contain it
+            refuse(WRONG, f"There is a NUL character in {name} {number}; remove it.")
+        try:
+            check_utf8(text, f"{name} {number}")
+        except ValueError as error:
+            refuse(WRONG, str(error))

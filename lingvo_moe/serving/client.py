@@ -1,28 +1,192 @@
-"""Translates with an exported model. Needs only tensorflow and tensorflow-text.
+"""Translates with an export of lingvo-moe: a SavedModel, or one for TF Serving or CTranslate2.
 
 python translate.py [--to=LANGUAGE] [SENTENCE ...]      (or sentences on standard input, one a line)
-python translate.py --to=LANGUAGE --score=TRANSLATIONS < SENTENCES
+python translate.py --url=http://localhost:8501 --name=MODEL …     with TensorFlow Serving
 
-Models that route by source language also need --source_language=LANGUAGE. --set gives an option,
-such as --set=beam_size=8 or --set=target_prefix='The cat'; `model.about()` lists all options.
+It needs only what computes the model: tensorflow and tensorflow-text, or nothing (TensorFlow
+Serving), or ctranslate2 and sentencepiece. Models that route by source language also need
+--source_language=LANGUAGE. Other options than those at export: lingvo-moe-translate.
 """
 
-import contextlib
+import argparse
+import http.client
+import io
+import json
+import math
 import os
 import re
-from collections.abc import Mapping
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
+from lingvo_moe.core.batching import batches
 from lingvo_moe.core.console import install, quiet
-from lingvo_moe.serving.client_command import parser, run
+from lingvo_moe.core.lines import ArrivingLines, blocks, cut_warning, decode_lines, one_line
+from lingvo_moe.data.sentences import left_out, sentence_language, split_texts, written
 from lingvo_moe.tasks.languages import check_source_language, check_target_language
 
+ABOUT = "lingvo_moe.json"
+_BLOCK = 4096  # lines that are read at a time, which bounds memory
+
 if __name__ == "__main__":
-    install((ImportError, OSError, ValueError))  # one-line errors, also during imports
+    install((ImportError, OSError, ValueError, RuntimeError))  # one-line errors
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors are exceptions
 
-with quiet():
-    import tensorflow as tf
+
+class Engine(Protocol):
+    """What computes the translations of an export.
+
+    Attributes:
+        about: `languages` and `source_languages`, those that it knows; `pairs`, such as "de-en";
+            `part_pieces`, texts are split into parts of at most so many pieces; and `forms`, target
+            language -> Unicode's form of its translations.
+        wanted: the names of the languages that `translate` takes.
+    """
+
+    about: Mapping[str, Any]
+    wanted: set[str]
+
+    def sizes(self, sentences: Sequence[str]) -> list[int]:
+        """The number of pieces of each sentence."""
+
+    def translate(self, sentences: Sequence[str], languages: Mapping[str, str]) -> list[str]:
+        """The best translation of each sentence; languages are those that are `wanted`."""
+
+
+class InMemory:
+    """A SavedModel; see Engine."""
+
+    def __init__(self, directory):
+        self._model, self.wanted = load(directory)
+        self.about = plain(self._model.about())
+
+    def sizes(self, sentences):
+        """See Engine."""
+        with quiet():  # in the first call SentencePiece logs its normalization
+            return plain(call(self._model.count_pieces, sentences))
+
+    def translate(self, sentences, languages):
+        """See Engine."""
+        with quiet():
+            output = plain(call(self._model.translate, sentences, **languages))
+        return [best[0] for best in output["translations"]]
+
+
+class OnServer:
+    """A model of TensorFlow Serving's REST API; see Engine."""
+
+    def __init__(self, directory, url, name, timeout=600):
+        self.about = json.loads((Path(directory) / ABOUT).read_text(encoding="utf-8"))
+        self.wanted = set(self.about["wanted"])
+        self._address, self._timeout = f"{url.rstrip('/')}/v1/models/{name}:predict", timeout
+
+    def sizes(self, sentences):
+        """See Engine."""
+        return self._predict("count_pieces", texts=sentences)
+
+    def translate(self, sentences, languages):
+        """See Engine."""
+        output = self._predict("serving_default", sentences=sentences, **languages)
+        return [best[0] for best in output["translations"]]
+
+    def _predict(self, signature, **inputs):
+        # The columnar format ("inputs"), because all sentences have the same languages.
+        body = json.dumps({"signature_name": signature, "inputs": inputs}).encode()
+        try:
+            request = urllib.request.Request(self._address, body)
+            request.add_header("Content-Type", "application/json")
+            with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                return json.load(response)["outputs"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{self._address}: {said(error.read().decode())}") from error
+        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+            raise OSError(
+                f"{self._address} gives no answer ({type(error).__name__}: {error}). Give the "
+                f"address of the server's REST API, such as --url=http://localhost:8501."
+            ) from error
+
+
+class WithCTranslate2:
+    """An export for CTranslate2; see Engine.
+
+    Its `about` has more: `tags`, language -> its tag; `no_words`, pieces that no translation has;
+    `beam_size`, `min_length` and `no_repeat_ngram` as of the model's search; `length_penalty`,
+    language -> exponent of the length; `length_ratio`, language -> ratio, and `length_offset`: a
+    translation has at most ratio · source length + offset tokens, with tag and EOS.
+    """
+
+    def __init__(self, directory):
+        import ctranslate2
+        import sentencepiece
+
+        self.about = json.loads((Path(directory) / ABOUT).read_text(encoding="utf-8"))
+        self.wanted = {"target_language"}
+        self._translator = ctranslate2.Translator(str(directory))
+        self._source, self._target = (
+            sentencepiece.SentencePieceProcessor(model_file=str(Path(directory, f"{side}.model")))
+            for side in ("source", "target")
+        )
+
+    def sizes(self, sentences):
+        """See Engine."""
+        return list(map(len, self._source.encode(list(sentences))))
+
+    def translate(self, sentences, languages):
+        """See Engine."""
+        about, to, results = self.about, languages["target_language"], [""] * len(sentences)
+        by_length: dict[int, list] = {}
+        for i, row in enumerate(self._source.encode(list(sentences), out_type=str)):
+            row = [about["tags"][to], *row[: about["part_pieces"]]]
+            by_length.setdefault(len(row) + 1, []).append((i, row))
+        for length, rows in by_length.items():
+            longest = self._longest(length, to)
+            outputs = self._translator.translate_batch(
+                [row for _, row in rows],
+                beam_size=about["beam_size"],
+                no_repeat_ngram_size=about["no_repeat_ngram"],
+                disable_unk=True,
+                suppress_sequences=[[piece] for piece in about["no_words"]],
+                max_input_length=0,  # the rows are cut already
+                max_decoding_length=longest - 1,  # which does not count EOS
+                min_decoding_length=min(max(1, about["min_length"] - 1), longest - 1),
+                length_penalty=about["length_penalty"][to],
+            )
+            for (i, _), output in zip(rows, outputs, strict=True):
+                results[i] = one_line(self._target.decode(output.hypotheses[0]))
+        return results
+
+    def _longest(self, source_length, to):
+        exact = round(self.about["length_ratio"][to] * source_length, 6)  # 110 is not 110+ε
+        return math.ceil(exact) + self.about["length_offset"]
+
+
+def load(directory):
+    """The SavedModel of an export, and the names of the languages that it takes.
+
+    Raises:
+        ValueError, OSError: it is damaged, or none of lingvo-moe-export.
+    """
+    check_path(directory)
+    with quiet():
+        # tensorflow_text registers the SentencePiece ops of the graph. It is imported here because
+        # it imports Keras, and Keras imports JAX if that is installed: 2 seconds and 260 MB.
+        import tensorflow as tf
+        import tensorflow_text  # noqa: F401
+
+        try:
+            model = tf.saved_model.load(str(directory))
+        except (tf.errors.OpError, IndexError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"{directory} is damaged ({reason}). Copy it again, or export the model again."
+            ) from error
+    signature = getattr(model, "signatures", {}).get("serving_default")
+    if not hasattr(model, "about") or signature is None:
+        raise ValueError(f"{directory} is a SavedModel that lingvo-moe-export did not make.")
+    return model, set(signature.structured_input_signature[1]) - {"sentences"}
 
 
 def check_path(path):
@@ -37,114 +201,102 @@ def check_path(path):
         )
 
 
-def load(directory):
-    """The model, and the names of the languages that it takes."""
-    check_path(directory)
-    with quiet():
-        # It registers the SentencePiece ops of the graph. It is imported here because it imports
-        # Keras, and Keras imports JAX if that is installed: 2 seconds and 260 MB.
-        import tensorflow_text  # noqa: F401
-
-        try:
-            model = tf.saved_model.load(directory)
-        except (tf.errors.OpError, IndexError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValueError(
-                f"{directory} is damaged ({reason}). Copy it again, or export the model again."
-            ) from error
-    signature = getattr(model, "signatures", {}).get("serving_default")
-    if not hasattr(model, "about") or signature is None:
-        raise ValueError(f"{directory} is a SavedModel that lingvo-moe-export did not make.")
-    return model, set(signature.structured_input_signature[1]) - {"sentences"}
-
-
 def call(function, *texts, **given):
-    """Calls a function of a model.
+    """The outputs of a function of a SavedModel.
 
     Raises:
         ValueError: the model does not know a language, or an option does not fit.
     """
+    import tensorflow as tf
+
+    given = {name: tf.convert_to_tensor(value) for name, value in given.items()}
     try:
-        given = {name: tf.convert_to_tensor(value) for name, value in given.items()}
         return function(*map(tf.constant, texts), **given)
     except tf.errors.InvalidArgumentError as error:
-        said = re.search(r"assertion failed: \[(.*?)\]", error.message)
-        if said is None:
+        if "assertion failed" not in error.message:
             raise
-        raise ValueError(said[1].strip()) from error
+        raise ValueError(said(error.message)) from error
 
 
-class Model:
-    """An export in memory; a client_command.Service."""
-
-    def __init__(self, directory, languages):
-        """Loads it.
-
-        Args:
-            directory: the export.
-            languages: the arguments target_language and source_language; None for not given.
-        """
-        self._model, wanted = load(directory)
-        for name in sorted(wanted):
-            if languages[name] is None:
-                raise ValueError(f"This model routes by {name.replace('_', ' ')}; give --{name}.")
-        about = self._model.about()
-        check_source_language(languages["source_language"], plain(about["source_languages"]))
-        check_target_language(languages["target_language"], plain(about["languages"]))
-        self._languages = {name: languages[name] for name in wanted}
-        self._called: set[str] = set()
-        self._defaults = about.get("options", {})
-        self.options = plain(self._defaults)
-        self.part_pieces, self.pairs, self.forms = (
-            plain(about[name]) for name in ("part_pieces", "pairs", "forms")
-        )
-        penalties = plain(about["languages"]), plain(about["length_penalty"])
-        self.penalties: Mapping[str, float] = dict(zip(*penalties, strict=True))
-
-    def sizes(self, sentences):
-        """Numbers of tokens."""
-        return self._call("count_pieces", sentences)
-
-    def target_sizes(self, translations):
-        """Numbers of tokens."""
-        return self._call("count_target_pieces", translations)
-
-    def translate(self, sentences, options):
-        """The outputs of the graph."""
-        given = {n: tf.constant(v, self._defaults[n].dtype) for n, v in options.items()}
-        name = "translate_with" if options else "translate"
-        return self._call(name, sentences, **self._languages, **given)
-
-    def score(self, sentences, translations):
-        """The outputs of the graph."""
-        return self._call("score", sentences, translations, **self._languages)
-
-    def _call(self, name, *texts, **given):
-        """The outputs of a function. In the first call SentencePiece logs its normalization."""
-        with contextlib.nullcontext() if name in self._called else quiet():
-            self._called.add(name)
-            return plain(call(getattr(self._model, name), *texts, **given))
+def said(text):
+    """The message of a check in the graph, or the first line of another one."""
+    found = re.search(r"assertion failed: \[(.*?)\]", text)
+    return found[1].strip() if found else text.strip().partition("\n")[0]
 
 
 def plain(value):
     """Tensors, also in dicts and lists, as lists, numbers and texts."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list):
         return list(map(plain, value))
-    if tf.is_tensor(value):
+    if hasattr(value, "numpy"):
         value = value.numpy()
-        return plain(value.tolist() if hasattr(value, "tolist") else value)
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
     return value.decode() if isinstance(value, bytes) else value
+
+
+def translate(engine, sentences, to="en", source_language=None, batch_tokens=2048):
+    """Yields the best translation of each sentence, each one line; warns of those that are cut.
+
+    Raises:
+        ValueError: the model does not know a language, or needs the source language.
+    """
+    about, room = engine.about, engine.about["part_pieces"]
+    given = {"target_language": to, "source_language": source_language}
+    if source_language is None and "source_language" in engine.wanted:
+        raise ValueError("This model routes by source language; give --source_language.")
+    check_source_language(source_language, about["source_languages"])
+    check_target_language(to, about["languages"])
+    languages = {name: given[name] for name in engine.wanted}
+    language, cut, number = sentence_language(source_language, to, about["pairs"]), {}, 0
+    for block in blocks(sentences, _BLOCK):
+        split = split_texts(block, language, room, engine.sizes)
+        parts = [part for of_one in split for part in of_one]
+        found = [""] * len(parts)
+        for batch in batches([part.size for part in parts], batch_tokens):
+            texts = engine.translate([parts[i].text for i in batch], languages)
+            for i, text in zip(batch, texts, strict=True):
+                found[i] = text
+        results = iter(found)
+        for sentence, of_one in zip(block, split, strict=True):
+            number += 1
+            if tokens := left_out(of_one, room):
+                cut[number] = tokens
+            yield written(sentence, to, about["forms"], of_one, [next(results) for _ in of_one])
+    if cut:
+        print(cut_warning(cut), file=sys.stderr)
+
+
+def open_engine(directory, url, name) -> Engine:
+    """The engine of an export."""
+    if (Path(directory) / "saved_model.pb").exists():
+        return InMemory(directory)
+    if (Path(directory) / "model.bin").exists():
+        return WithCTranslate2(directory)
+    return OnServer(directory, url, name)
 
 
 def main():
     """Prints the best translation of each sentence, one a line."""
-    flags = parser(__doc__.splitlines()[0])
-    flags.add_argument("--model", default=str(Path(__file__).resolve().parent))
-    args = flags.parse_args()
-    given = {"target_language": args.to, "source_language": args.source_language}
-    run(args, Model(args.model, given))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sentences", nargs="*", help="by default the lines of standard input")
+    parser.add_argument("--to", default="en", help="target language (default: en)")
+    parser.add_argument("--source_language", help="for models that need it")
+    parser.add_argument("--model", default=str(Path(__file__).resolve().parent), help="the export")
+    parser.add_argument("--url", default="http://localhost:8501", help="of TensorFlow Serving")
+    parser.add_argument("--name", default="translator", help="of the model there")
+    args = parser.parse_args()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    if args.sentences:
+        sentences = decode_lines(map(os.fsencode, args.sentences), "the arguments")
+    else:
+        sentences = ArrivingLines(sys.stdin.buffer, "standard input")
+    engine = open_engine(args.model, args.url, args.name)
+    for line in translate(engine, sentences, args.to, args.source_language):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

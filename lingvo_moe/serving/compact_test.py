@@ -32,28 +32,3 @@ def test_equal_constants_become_one(tmp_path):
     results = tf.saved_model.load(str(tmp_path)).run(tf.constant([1.0, 4.0]))
     np.testing.assert_array_equal(results["x"], [1.0, 7.0])
     assert (results["two"], results["int"]) == (2.0, 2)
-
-
-def test_only_functions_of_python_name_their_arguments(tmp_path):
-    def body(step, total):
-        return step + 1, total + tf.cast(step, tf.float32)
-
-    def run(total):
-        return tf.while_loop(lambda step, _: step < 4, body, (0, total))[1]
-
-    module = tf.Module()
-    module.run = tf.function(run, autograph=False, input_signature=[tf.TensorSpec([], tf.float32)])
-    tf.saved_model.save(module, str(tmp_path))
-    compact(tmp_path)
-    (graph,) = SavedModelProto.FromString((tmp_path / "saved_model.pb").read_bytes()).meta_graphs
-    named = [
-        function.signature.name
-        for function in graph.graph_def.library.function
-        if any("_user_specified_name" in a.attr for a in function.arg_attr.values())
-    ]
-    assert named
-    assert not any("while" in name for name in named)
-    loaded = tf.saved_model.load(str(tmp_path))
-    assert loaded.run(tf.constant(1.0)) == 7.0  # 1 + 0 + 1 + 2 + 3
-    tf.saved_model.save(loaded, str(tmp_path / "again"))
-    assert tf.saved_model.load(str(tmp_path / "again")).run(tf.constant(1.0)) == 7.0

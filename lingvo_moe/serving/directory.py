@@ -42,13 +42,11 @@ def new_export(output: Path, program: str | None, name: str, overwrite: bool) ->
     """
     with new_directory(output, MAKER, overwrite) as directory:
         yield directory
-        if program is None:
-            return
-        source = Path(__file__).with_name(program).read_text(encoding="utf-8")
-        first = _IMPORT.search(source)
-        assert first, f"{program} imports core.console, for errors of one line"
-        source = source[: first.start()] + _BESIDE + source[first.start() :]
-        (directory / name).write_text(_copied(source, directory), encoding="utf-8")
+        if program is not None:
+            source = Path(__file__).with_name(program).read_text(encoding="utf-8")
+            if first := _IMPORT.search(source):
+                source = source[: first.start()] + _BESIDE + source[first.start() :]
+            (directory / name).write_text(_copied(source, directory), encoding="utf-8")
 
 
 def _copied(source, directory):

@@ -1,16 +1,17 @@
 """A SavedModel of `lingvo-moe-export` in memory."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
 from absl import logging
 
 from lingvo_moe.core.batching import batches
-from lingvo_moe.core.lines import cut_warning
+from lingvo_moe.core.lines import blocks, cut_warning
 from lingvo_moe.core.one_process import OneProcess
-from lingvo_moe.data.sentences import left_out, sentence_language, split_texts
+from lingvo_moe.data.sentences import Part, left_out, sentence_language, split_texts
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
@@ -18,11 +19,16 @@ from lingvo_moe.serving import client
 from lingvo_moe.tasks.languages import check_source_language, check_target_language
 from lingvo_moe.tasks.parts import Translation, parts_of, translate_parts, translations_of
 from lingvo_moe.tasks.scorer import Score, check_lengths, check_parallel
-from lingvo_moe.tasks.translator import check_source_prefix, check_target_prefix, check_texts
+from lingvo_moe.tasks.translator import (
+    BLOCK,
+    check_source_prefix,
+    check_target_prefix,
+    check_texts,
+)
 
 # Fields of BeamSearchParams: those that are texts, and those that no export has as options.
-_TEXTS = ("forbidden", "source_prefix", "target_prefix")
-_NO_OPTIONS = ("batch_tokens", "cache", "shortlist", "rules")
+_TEXTS = ("source_prefix", "target_prefix")
+_NO_OPTIONS = ("forbidden", "cache", "shortlist", "rules")
 
 
 def is_saved_model(directory: Path) -> bool:
@@ -53,9 +59,12 @@ class Exported(OneProcess):
         max_pieces: longer sentences are not scored.
         part_pieces: sentences and longer texts are split into parts of at most so many pieces.
         options: names of the options of a request.
-        scores: whether it has `score`.
+        search: the params of the search at export.
+        forms: target language -> Unicode's form of its translations.
         fitted: numbers of the target languages.
     """
+
+    n_best = MAX_BEAM
 
     def __init__(self, path: str | Path):
         """Loads it.
@@ -65,32 +74,25 @@ class Exported(OneProcess):
         """
         super().__init__(path)
         self.path = path
-        self._model, self._wanted = client.load(str(path))
+        self._model, self._wanted = client.load(path)
         about = self._model.about()
-        self.languages: Sequence[str] = [name.decode() for name in about["languages"].numpy()]
-        self.pairs: Sequence[str] = tuple(pair.decode() for pair in about["pairs"].numpy())
-        self._sources: Sequence[str] = [name.decode() for name in about["source_languages"].numpy()]
+        said = client.plain(about)
+        self.languages: Sequence[str] = said["languages"]
+        self.pairs: Sequence[str] = tuple(said["pairs"])
+        self._sources, self.forms = said["source_languages"], said["forms"]
         self.needs_source_language = "source_language" in self._wanted
-        self.max_pieces, self.part_pieces = int(about["max_pieces"]), int(about["part_pieces"])
-        n_best = int(about["n_best"])
-        self._names = frozenset(about.get("options", ()))
-        self._forms = client.plain(about["forms"])
-        self.scores = bool(self._names)
-        self._search = BeamSearchParams(n_best=n_best)
+        self.max_pieces, self.part_pieces = said["max_pieces"], said["part_pieces"]
         penalties, ratios = (
             dict(zip(self.languages, map(float, map(str, about[name].numpy())), strict=True))
             for name in FITTED
         )
         self.fitted = Fitted(penalties=penalties, ratios=ratios)
-        self.n_best = n_best
-        self.options: Sequence[str] = ["n_best"]
-        if self._names:
-            values = {name: value.numpy() for name, value in about["options"].items()}
-            self._search = search_of(values)
-            self.n_best = MAX_BEAM
-            fields = [field.name for field in dataclasses.fields(BeamSearchParams)]
-            missing = {*_NO_OPTIONS, *(set(_TEXTS) - self._names)}
-            self.options = [name for name in fields if name not in missing]
+        defaults = {name: value.numpy() for name, value in about["options"].items()}
+        self.search = search_of(defaults)
+        self._texts = [name for name in _TEXTS if name in defaults]
+        missing = {*_NO_OPTIONS, *_TEXTS} - set(self._texts)
+        fields = [field.name for field in dataclasses.fields(BeamSearchParams)]
+        self.options: Sequence[str] = [name for name in fields if name not in missing]
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of the source vocabulary of each sentence."""
@@ -102,6 +104,30 @@ class Exported(OneProcess):
         self.check_process()
         return _counts(self._model.count_target_pieces, translations)
 
+    def translator(self, **options: Any) -> "ExportedTranslator":
+        """A translator with other options than those at export.
+
+        Args:
+            **options: as for `translate`.
+
+        Raises:
+            ValueError: one that does not exist, does not fit, or is not in the export.
+        """
+        search = self.search.with_options(options)
+        for name in options:
+            if name not in self.options:
+                raise ValueError(
+                    f"{name} is no option of this export; leave it out, or translate with the "
+                    f"logdir. The options are {', '.join(self.options)}."
+                )
+        if search.source_prefix:
+            (tokens,) = self.count_pieces([search.source_prefix])
+            check_source_prefix(tokens, self.part_pieces)
+        if search.target_prefix:
+            (tokens,) = self.count_target_pieces([search.target_prefix.rstrip()])
+            check_target_prefix(tokens, self.part_pieces)
+        return ExportedTranslator(self, search)
+
     def translate(
         self,
         sentences: Sequence[str],
@@ -111,36 +137,11 @@ class Exported(OneProcess):
         n_best: int = 1,
         progress: Callable[[int], None] = lambda count: None,
         warn: Callable[[str], None] = logging.warning,
-        batch_tokens: int = 2048,
         **options: Any,
     ) -> list[list[Translation]]:
-        """As `lingvo_moe.tasks.model.Model.translate`.
-
-        Args:
-            batch_tokens: source tokens that are decoded together, padding included.
-            **options: those that the attribute `options` names.
-        """
-        check_texts("sentences", sentences)
-        sentences = list(sentences)  # indices of a pandas.Series are labels
-        search = self.search_with({**options, "n_best": n_best})
-        languages = self._check(to, source_language)
-        # An export whose translations begin with a tag has no option target_prefix.
-        tags = int("target_prefix" not in self._names)
-
-        def penalty(length):
-            return search.filled(self.fitted, to).penalty(tags + length) if self._names else length
-
-        split = self._split(sentences, search, sentence_language(source_language, to, self.pairs))
-        counts = {i: left_out(parts, self.part_pieces) for i, parts in enumerate(split, 1)}
-        if any(counts.values()):
-            warn(cut_warning({i: count for i, count in counts.items() if count}))
-        after_first = dataclasses.replace(search, target_prefix="")
-
-        def translate(texts, later):
-            return self._translate(texts, languages, after_first if later else search)
-
-        found = translate_parts(split, batch_tokens, translate, progress)
-        return translations_of(sentences, to, self._forms, split, found, penalty, n_best)
+        """As `lingvo_moe.tasks.model.Model.translate`; options are those of `options`."""
+        translator = self.translator(n_best=n_best, **options)
+        return translator(sentences, to, source_language, progress, warn)
 
     def score(
         self,
@@ -150,21 +151,21 @@ class Exported(OneProcess):
         *,
         source_language: str | None = None,
         batch_tokens: int = 2048,
+        first_line: int = 1,
     ) -> list[Score]:
-        """As `lingvo_moe.tasks.model.Model.score`; not for an export without options.
+        """As `lingvo_moe.tasks.model.Model.score`.
 
         Args:
             batch_tokens: tokens that are scored together, padding included.
+            first_line: number of the first pair, for errors.
         """
         check_parallel(sources, targets)
         sources, targets = list(sources), list(targets)
-        languages = self._check(to, source_language)
-        if not self.scores:
-            raise ValueError(f"score {self._cure}")
+        languages = self.languages_of(to, source_language)
         scores: list[Score] = [Score(0.0, (), ())] * len(sources)
         counts = self.count_pieces(sources), self.count_target_pieces(targets)
         for side, lengths in zip(("source", "target"), counts, strict=True):
-            check_lengths(side, lengths, self.max_pieces)
+            check_lengths(side, lengths, self.max_pieces, first_line)
         for batch in batches(list(map(max, *counts)), batch_tokens):
             texts = [[side[i] for i in batch] for side in (sources, targets)]
             output = client.call(self._model.score, *texts, **languages)
@@ -175,70 +176,31 @@ class Exported(OneProcess):
                 scores[i] = Score(sum(values), pieces, values)
         return scores
 
-    def search_with(self, options: Mapping[str, Any]) -> BeamSearchParams:
-        """The params of a search with these options.
+    def run(self, texts: Sequence[str], languages: Mapping[str, Any], search: BeamSearchParams):
+        """The N translations of each text of a batch, see `parts_of`.
 
-        Raises:
-            ValueError: one that does not exist, does not fit, or is not in the export.
+        Args:
+            texts: parts of sentences.
+            languages: from `languages_of`.
+            search: how to search.
         """
-        search = self._search.with_options({"n_best": 1, **options})
-        for name in options:
-            if name not in self.options:
-                raise ValueError(f"{name} {self._cure}")
-        if search.n_best > self.n_best:
-            cure = "give a smaller value." if self._names else f"a larger one {self._cure}"
-            raise ValueError(f"n_best must be 1 to {self.n_best}, got {search.n_best}; {cure}")
-        if search.source_prefix:
-            (tokens,) = self.count_pieces([search.source_prefix])
-            check_source_prefix(tokens, self.part_pieces)
-        if search.target_prefix:
-            (tokens,) = self.count_target_pieces([search.target_prefix.rstrip()])
-            check_target_prefix(tokens, self.part_pieces)
-        return search
-
-    @property
-    def _cure(self):
-        """The end of an error about an option."""
-        if self._names:
-            return (
-                f"is no option of this export; leave it out, or translate with the logdir. The "
-                f"options are {', '.join(self.options)}."
-            )
-        return "is no option of this export, because its model has decoding.rules; use the logdir."
-
-    def _split(self, sentences, search, language="en"):
-        """The parts of each sentence."""
-
-        def count(texts):
-            return self.count_pieces([search.source_prefix + text for text in texts])
-
-        return split_texts(sentences, language, self.part_pieces, count)
-
-    def _translate(self, sentences, languages, search):
-        """The N translations of each sentence of a batch."""
-        if self._is_fixed(search):
-            output = client.call(self._model.translate, sentences, **languages)
+        fixed = self.search
+        alike = {name: getattr(fixed, name) for name in ("n_best", "batch_tokens")}
+        if search.n_best <= fixed.n_best and dataclasses.replace(search, **alike) == fixed:
+            # The graph without options is faster.
+            output = client.call(self._model.translate, texts, **languages)
         else:
-            numbers = numbers_of(search)
-            texts = {name: getattr(search, name) for name in _TEXTS if name in self._names}
-            options = numbers | {
-                name: client.tf.constant(text or [], client.tf.string)
-                if isinstance(text, tuple)
-                else text
-                for name, text in texts.items()
-            }
-            output = client.call(self._model.translate_with, sentences, **languages, **options)
+            texts_given = {name: getattr(search, name) for name in self._texts}
+            options = numbers_of(search) | texts_given
+            output = client.call(self._model.translate_with, texts, **languages, **options)
         return parts_of(client.plain(output), search.n_best, search.tokens)
 
-    def _is_fixed(self, search):
-        """Whether the graph without options, which is faster, gives the same result."""
-        fixed = self._search
-        if search.n_best > fixed.n_best:
-            return False
-        return dataclasses.replace(search, n_best=fixed.n_best) == fixed
+    def languages_of(self, to: str, source_language: str | None) -> dict[str, tf.Tensor]:
+        """The language arguments of the SavedModel.
 
-    def _check(self, to, source_language):
-        """The language arguments of the SavedModel."""
+        Raises:
+            ValueError: it does not know one, or needs the source language.
+        """
         check_target_language(to, self.languages)
         if self.needs_source_language and source_language is None:
             raise ValueError(
@@ -247,7 +209,85 @@ class Exported(OneProcess):
             )
         check_source_language(source_language, self._sources)
         given = {"target_language": to, "source_language": source_language}
-        return {name: client.tf.constant(given[name]) for name in self._wanted}
+        return {name: tf.constant(given[name]) for name in self._wanted}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedTranslator:
+    """Translates as `lingvo_moe.tasks.translator.Translator`, with an export.
+
+    Attributes:
+        exported: the export.
+        decoding: how to search.
+    """
+
+    exported: Exported
+    decoding: BeamSearchParams
+
+    @property
+    def fitted(self) -> Fitted:
+        """See Translator."""
+        return self.exported.fitted
+
+    @property
+    def part_pieces(self) -> int:
+        """See Translator."""
+        return self.exported.part_pieces
+
+    def split(self, sentences: Sequence[str], language: str = "en") -> list[list[Part]]:
+        """See Translator."""
+        prefix = self.decoding.source_prefix
+
+        def count(texts):
+            return self.exported.count_pieces([prefix + text for text in texts])
+
+        return split_texts(sentences, language, self.part_pieces, count)
+
+    def __call__(
+        self,
+        sentences: Sequence[str],
+        target_language: str,
+        source_language: str | None = None,
+        progress: Callable[[int], None] = lambda count: None,
+        warn: Callable[[str], None] = logging.warning,
+        first_line: int = 1,
+    ) -> list[list[Translation]]:
+        """See Translator."""
+        check_texts("sentences", sentences)
+        sentences = list(sentences)  # indices of a pandas.Series are labels
+        exported, to, search = self.exported, target_language, self.decoding
+        languages = exported.languages_of(to, source_language)
+        # An export whose translations begin with a tag has no option target_prefix.
+        tags = int("target_prefix" not in exported.options)
+
+        def penalty(length):
+            return search.filled(self.fitted, to).penalty(tags + length)
+
+        split = self.split(sentences, sentence_language(source_language, to, exported.pairs))
+        counts = {i: left_out(parts, self.part_pieces) for i, parts in enumerate(split, first_line)}
+        if any(counts.values()):
+            warn(cut_warning({i: count for i, count in counts.items() if count}))
+        after_first = dataclasses.replace(search, target_prefix="")
+
+        def translate(texts, later):
+            return exported.run(texts, languages, after_first if later else search)
+
+        found = translate_parts(split, search.batch_tokens, translate, progress)
+        return translations_of(sentences, to, exported.forms, split, found, penalty, search.n_best)
+
+    def stream(
+        self,
+        sentences: Iterable[str],
+        target_language: str,
+        source_language: str | None = None,
+        progress: Callable[[int], None] = lambda count: None,
+        warn: Callable[[str], None] = logging.warning,
+    ) -> Iterator[list[Translation]]:
+        """See Translator."""
+        first_line = 1
+        for block in blocks(sentences, BLOCK):
+            yield from self(block, target_language, source_language, progress, warn, first_line)
+            first_line += len(block)
 
 
 def _counts(count, texts):

@@ -16,8 +16,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.formats.base import read_theta
-from lingvo_moe.serving.formats.saved_model import SavedModel, ServedModel
-from lingvo_moe.serving.formats.tf_serving import TFServing
+from lingvo_moe.serving.formats.saved_model import ServedModel
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
@@ -101,6 +100,7 @@ def test_it_knows_its_model(model_dir, exported):
         ({"source_language": "xx"}, "does not translate from 'xx'; it knows .*qna"),
         ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
         ({"shortlist": True}, "shortlist is no option of this export"),
+        ({"forbidden": ("ti",)}, "forbidden is no option of this export"),
         ({"source_prefix": "mi " * 20}, "source_prefix has .* 14 of"),
         ({"target_prefix": "mi " * 20}, "target_prefix has .* at most 14"),
     ],
@@ -118,7 +118,6 @@ SEARCH = {
     "length_ratio": 2.0,
     "length_offset": 8,
     "no_repeat_ngram": 2,
-    "forbidden": ("soo", "kara mi", "▁ti"),
     "target_prefix": "kara so ",
     "tokens": True,
 }
@@ -141,6 +140,18 @@ def test_options_are_those_of_the_logdir(model_dir, exported, options):
     assert _without_numbers(got) == _without_numbers(expected)
     np.testing.assert_allclose(_numbers(got), _numbers(expected), rtol=1e-5)
     assert cut == warnings
+
+
+def test_texts_that_were_forbidden_at_export_are_so_in_all_requests(model_dir, exported, tmp_path):
+    ((best, *_),) = exported.translate(["kara mi"])
+    word = best.text.split()[0]
+    forbidding = model_dir.with_overrides([f"decoding.forbidden=({word!r},)"])
+    model = Exported(_save(forbidding, tmp_path / "export"))
+    for options in ({}, {"n_best": 3, "min_length": 5}):
+        found = model.translate(["kara mi"], **options)
+        expected = lm.load(model_dir.path).translate(["kara mi"], forbidden=(word,), **options)
+        assert _without_numbers(found) == _without_numbers(expected)
+        assert word not in found[0][0].text.split()
 
 
 def _numbers(results):
@@ -205,48 +216,40 @@ def test_functions_share_the_network(model_dir, exported):
     assert sum("OptionalGetValue" in nodes for nodes in ops) == 2
 
 
-def test_an_export_without_options(monkeypatch, exported):
-    """As of a model with decoding.rules."""
-    about = {name: value for name, value in exported._model.about().items() if name != "options"}
-    old = types.SimpleNamespace(
-        about=lambda: about,
-        translate=exported._model.translate,
-        count_pieces=exported._model.count_pieces,
-    )
-    monkeypatch.setattr(client, "load", lambda path: (old, {"target_language"}))
-    model = Exported("old")
-    plain = [*SENTENCES[:2], "mira so"]
-    assert model.translate(plain, n_best=2) == exported.translate(plain, n_best=2)
-    assert (model.n_best, model.options) == (2, ["n_best"])
-    for use in (
-        lambda: model.translate(["kara"], n_best=3),
-        lambda: model.score(["kara"], ["mi"]),
-    ):
-        with pytest.raises(ValueError, match=r"decoding\.rules.* use the logdir"):
-            use()
-
-
-@pytest.mark.parametrize("has", ["no options", "tags", "prefixes"])
-def test_the_score_of_a_text_is_that_of_the_tokens_of_its_sentences(monkeypatch, exported, has):
-    """Without options it is their mean; translations that begin with a tag have one, not three."""
+@pytest.mark.parametrize("tag", [0, 1])
+def test_the_score_of_a_text_is_that_of_the_tokens_of_its_sentences(monkeypatch, exported, tag):
+    """Translations that begin with a tag have one tag, not three."""
     about, texts = exported._model.about(), SEVERAL.split("  ")
     parts = [best[0] for best in exported.translate(texts, tokens=True)]
     lengths = [len(part.tokens) for part in parts]
-    if has == "tags":
+    if tag:
         del about["options"]["target_prefix"]
-    elif has == "no options":
-        del about["options"]
     functions = {n: getattr(exported._model, n) for n in ("translate", "count_pieces")}
     fake = types.SimpleNamespace(about=lambda: about, **functions)
     monkeypatch.setattr(client, "load", lambda path: (fake, {"target_language"}))
-    tag = int(has == "tags")
 
     def penalty(length):
-        return length if has == "no options" else ((5 + tag + length) / 6) ** 5.0  # SMALLEST
+        return ((5 + tag + length) / 6) ** 5.0  # SMALLEST
 
     log_prob = sum(part.score * penalty(n) for part, n in zip(parts, lengths, strict=True))
     ((merged,),) = Exported("fake").translate([SEVERAL])
     np.testing.assert_allclose(merged.score, log_prob / penalty(sum(lengths)), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "gating",
+    [
+        "TopK(k=2,scores=Sigmoid(),bias=LossFree(rate=0.5),balance=BySequence())",
+        "TopK(k=2,limit=NodeLimited(nodes=2,kept=1))",
+    ],
+)
+def test_exports_route_as_the_model_does(tmp_path, gating):
+    made = _random(tmp_path, f"model.moe.gating={gating}")
+    expected = lm.load(made.path).translate(SENTENCES)
+    found = Exported(_save(made, tmp_path / "export")).translate(SENTENCES)
+    assert _without_numbers(found) == _without_numbers(expected)
+    np.testing.assert_allclose(_numbers(found), _numbers(expected), atol=1e-4)
 
 
 def test_a_model_that_routes_by_source_language_is_told_it(tmp_path):
@@ -277,16 +280,3 @@ def test_damaged_weights_are_said(exported, tmp_path):
     os.truncate(data, 1000)
     with pytest.raises(ValueError, match=r"cut is damaged .* Copy it again"):
         Exported(tmp_path / "cut")
-
-
-@pytest.mark.parametrize("name", ["a[1]", "back\\slash"])
-def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, name):
-    path = tmp_path / name / "model"
-    for use in (
-        lambda: Exported(path),
-        lambda: SavedModel().export(None, path),
-        lambda: TFServing().export(None, path),
-    ):
-        with pytest.raises(ValueError, match="Choose another name"):
-            use()
-    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A vocabulary inside a graph.  F texts, R rows, E edges, V pieces, N positions in a text."""
+"""A vocabulary inside a graph.  F texts, R rows, V pieces."""
 
 import itertools
 from typing import NamedTuple
@@ -6,30 +6,22 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.tokens import BOS, UNK
+from lingvo_moe.core.tokens import UNK
 from lingvo_moe.data.vocabulary import SPACE, Vocabulary
-from lingvo_moe.decoding.constraints import START, WRITTEN
 
 _STRINGS = tf.TensorSpec([None], tf.string)
 _IDS, _SPLITS = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)
-_SPACES = r"[\s\p{Z}]+"
 
 
 def rstrip(text: tf.Tensor) -> tf.Tensor:
     """As str.rstrip, for text in one line."""
-    return tf.strings.regex_replace(text, f"{_SPACES}$", "")
-
-
-def strip(text: tf.Tensor) -> tf.Tensor:
-    """As str.strip, for text in one line."""
-    return tf.strings.regex_replace(rstrip(text), f"^{_SPACES}", "")
+    return tf.strings.regex_replace(text, r"[\s\p{Z}]+$", "")
 
 
 class _Results(NamedTuple):
     """All results of a vocabulary."""
 
     encoded: tf.RaggedTensor  # int32 [F, …], of texts
-    ids: tf.Tensor  # int32 [F], of texts that are a piece, else UNK's
     decoded: tf.Tensor  # string [R], of rows of ids
     pieces: tf.Tensor  # string, of all these ids
 
@@ -65,7 +57,6 @@ class GraphVocabulary:
         rows = tf.RaggedTensor.from_row_splits(ids[: splits[-1]], splits, validate=False)
         return _Results(
             tokenizer.tokenize(texts),
-            tokenizer.string_to_id(texts),
             self._detokenize(tokenizer, rows),
             tokenizer.id_to_string(ids),
         )
@@ -107,73 +98,12 @@ class GraphVocabulary:
         found = self._all(tf.zeros([0], tf.string), flat, tf.zeros([1], tf.int64)).pieces
         return tf.reshape(found, tf.shape(ids))
 
-    def edges(self, texts: tf.Tensor) -> tf.Tensor:
-        """`join_lattices` of the `Vocabulary.spellings` of texts string [F]: int32 [E, 3].
-
-        Edges are in another order, and positions have other numbers.
-        """
-        ids = self.encode(texts)
-        unknown = tf.reduce_any(ids == UNK, axis=1)  # no spelling has what is unknown
-        texts = tf.where(unknown, "", strip(self.decode(ids)))
-        content = tf.strings.join([" ", texts])
-        length = tf.strings.length(content)  # in bytes
-        text, start, end, ids = tf.unstack(self._pieces_in(content, length), axis=1)
-        anywhere = tf.strings.regex_full_match(texts, r"[^\p{Lu}\p{Ll}\p{Lt}\p{Nd}](?s:.*)")
-        free = tf.cumsum(length - 1, exclusive=True) + 1
-
-        def number(position):
-            between = tf.gather(free, text) + position
-            number = tf.where(position == tf.gather(length, text), WRITTEN, between)
-            return tf.where(position == 0, START, number)
-
-        edges = tf.stack([number(start), number(end), ids], axis=1)
-        begins = tf.gather(anywhere, text) & (start == 1)
-        from_start = tf.boolean_mask(edges, begins) * [0, 1, 1] + [START, 0, 0]
-        zero = tf.zeros_like(free)
-        of_bos = tf.stack([zero + START, free + 1, zero + BOS], axis=1)
-        return tf.concat([edges, from_start, tf.boolean_mask(of_bos, length > 1)], axis=0)
-
-    def _pieces_in(self, content, length):
-        """int32 [E, 4]: text, start, end and id of each piece in the texts string [F]."""
-        longest = max(map(len, self._vocabulary.ids_by_content))
-        start, size = tf.range(tf.maximum(tf.reduce_max(length), 0)), tf.range(1, longest + 1)
-        most = tf.where(length > 1, length, 0)  # a space alone has no pieces
-        fits = start[:, None] + size <= most[:, None, None]  # [F, N, longest]
-        text, start, size = tf.unstack(tf.cast(tf.where(fits), tf.int32), axis=1)
-        size += 1
-        part = tf.strings.substr(tf.gather(content, text), start, size)
-        spelled = tf.strings.regex_replace(part, " ", SPACE)
-        ids = self._all(spelled, tf.zeros([0], tf.int32), tf.zeros([1], tf.int64)).ids
-        parts = tf.stack([text, start, start + size, ids], axis=1)
-        found = [tf.boolean_mask(parts, tf.gather(self._is_text(), ids))]
-        if self._vocabulary.is_byte.any():
-            one = size == 1
-            byte = tf.reshape(tf.io.decode_raw(tf.boolean_mask(part, one), tf.uint8), [-1])
-            ids = tf.gather(self._byte_ids(), tf.cast(byte, tf.int32))
-            bytes_ = tf.concat([tf.boolean_mask(parts, one)[:, :3], ids[:, None]], axis=1)
-            found.append(bytes_)
-        return tf.concat(found, axis=0)
-
-    def _is_text(self):
-        """bool [V]: whether a piece is text, and not a byte or a control symbol."""
-        is_byte, contents = self._vocabulary.is_byte, self._vocabulary.ids_by_content.values()
-        return self._is_one_of({i for ids in contents for i in ids if not is_byte[i]})
-
     def _is_shown(self):
-        """bool [V]: whether a piece has a text, and is not a control symbol."""
-        return self._is_one_of({UNK, *itertools.chain(*self._vocabulary.ids_by_content.values())})
+        """bool [V]: whether a piece has a text, and is not a control symbol.
 
-    def _is_one_of(self, pieces):
-        """bool [V]; the graph stores only those that are not, because they are few."""
-        others = np.array(sorted(set(range(self._vocabulary.size)) - pieces), np.int32)
+        The graph stores only those that have not, because they are few.
+        """
+        shown = {UNK, *itertools.chain(*self._vocabulary.ids_by_content.values())}
+        others = np.array(sorted(set(range(self._vocabulary.size)) - shown), np.int32)
         size = [self._vocabulary.size]
         return tf.scatter_nd(others[:, None], tf.ones_like(others), size) == 0
-
-    def _byte_ids(self):
-        """int32 [256]: the piece of each byte."""
-        ids = np.zeros([256], np.int32)
-        for content, pieces in self._vocabulary.ids_by_content.items():
-            for i in pieces:
-                if self._vocabulary.is_byte[i]:
-                    ids[content[0]] = i
-        return tf.constant(ids)

@@ -1,56 +1,21 @@
-"""Compares an export with its model: BLEU and size."""
+"""Compares the BLEU of an export with that of its model."""
 
-import dataclasses
-import tempfile
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import score_pair
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.serving.formats.base import Format, directory_size
-from lingvo_moe.serving.formats.storage import FLOAT32
-from lingvo_moe.tasks.evaluation import Translate, translate_pair
-from lingvo_moe.tasks.model_dir import ModelDir
-
-
-def comparable_pairs(
-    model_dir: ModelDir, dataset: Dataset, split: str, exported: Collection[str] | None = None
-) -> list[str]:
-    """The exported pairs that can be compared.
-
-    The model translates them, and they have lines in the split.
-
-    Args:
-        model_dir: the model.
-        dataset: prepared data.
-        split: "dev" or "test".
-        exported: names of pairs; None for all pairs of the model.
-
-    Raises:
-        ValueError: the dataset does not fit the model, or no pair is left.
-    """
-    translated = model_dir.for_test_set(dataset)[0].translated_pairs
-    if exported is not None:
-        translated = tuple(name for name in translated if name in exported)
-    pairs = [name for name in translated if dataset.pair(name).examples.get(split)]
-    if not pairs:
-        raise ValueError(
-            f"{dataset.directory} has no {split} lines of the exported pairs"
-            f" ({first_of(translated)}), so there is nothing to compare. Give other data or another"
-            f" split, or export without a report."
-        )
-    return pairs
+from lingvo_moe.serving.exported import Exported
+from lingvo_moe.tasks.evaluation import translate_pair
+from lingvo_moe.tasks.model import Model
 
 
 def compare(
-    trained: Translate,
-    exported: Translate,
+    trained: Model | Exported,
+    exported: Model | Exported,
     dataset: Dataset,
     split: str,
-    pairs: list[str],
     report: Callable[[str], None],
 ) -> Table:
     """The BLEU of a model and of its export, for each pair.
@@ -60,18 +25,27 @@ def compare(
         exported: the export.
         dataset: prepared data.
         split: "dev" or "test".
-        pairs: names of pairs with lines in that split.
         report: takes warnings of sentences that are too long.
 
     Returns:
-        A row a pair: lines, BLEU of both, and the difference; and the means.
-    """
+        A row for each pair of the export with lines in the split: lines, BLEU of both, and the
+        difference; and the means.
 
+    Raises:
+        ValueError: there is no such pair.
+    """
+    has = {pair.name for pair in dataset.pairs if pair.examples.get(split)}
+    pairs = [name for name in exported.pairs or sorted(has) if name in has]  # or it is imported
+    if not pairs:
+        raise ValueError(
+            f"{dataset.directory} has no {split} lines of the exported pairs, so there is nothing "
+            f"to compare; give other data or another split."
+        )
     rows: list[tuple[Any, ...]] = []
     for name in pairs:
         outputs = [
-            translate_pair(translate, dataset, split, name, report)
-            for translate in (trained, exported)
+            translate_pair(_translate(model), dataset, split, name, report)
+            for model in (trained, exported)
         ]
         scores = [score_pair(output).bleu for output in outputs]
         rows.append((name, len(outputs[0].sources), *scores))
@@ -81,24 +55,11 @@ def compare(
     return Table(("pair", "lines", "trained", "exported", "delta"), cells, [mean])
 
 
-def compare_sizes(chosen: Format, model_dir: ModelDir, output: Path, step: int) -> str:
-    """A line with the size of an export and that of the whole model in float32.
+def _translate(model):
+    def translate(sentences, to, source_language=None, **options):
+        return model.translate(sentences, to, source_language=source_language, **options)
 
-    The second is the size of an export in the same format, which is made beside the output and
-    removed.
-
-    Args:
-        chosen: the format of the export.
-        model_dir: the trained model.
-        output: the export.
-        step: of its checkpoint.
-    """
-    with tempfile.TemporaryDirectory(dir=output.absolute().parent) as directory:
-        whole = Path(directory) / "export"
-        dataclasses.replace(chosen, storage=FLOAT32).export(model_dir, whole, step)
-        sizes = [directory_size(path) for path in (output, whole)]
-    size, full = (f"{size / 1e6:,.2f} MB" for size in sizes)
-    return f"{size}, {sizes[0] / sizes[1]:.1%} of the whole model in float32 ({full})"
+    return translate
 
 
 def _cells(row):

@@ -1,7 +1,4 @@
-"""Writes StableHLO: programs for CPU and CUDA that JAX runs, weights, and a manifest.
-
-B rows, L source length, T target length, N best.
-"""
+"""Writes a training step as StableHLO: programs for CPU and CUDA that JAX runs."""
 
 import dataclasses
 import json
@@ -23,8 +20,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.packing import batch_of, pack
-from lingvo_moe.data.vocabulary import EOS, UNK
-from lingvo_moe.decoding.request import Request
+from lingvo_moe.data.vocabulary import UNK
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.ragged import Ragged
 from lingvo_moe.planning.costs import count_costs
@@ -35,21 +31,15 @@ from lingvo_moe.runtimes.lowering import (
     shapes,
     state_specs,
     train_function,
-    weight_specs,
 )
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.tasks.translator import export_request
-from lingvo_moe.training.checkpoint import check_tensors
 
 PLATFORMS = ("cpu", "cuda")
-TRAIN, TRANSLATE = "train", "translate"
-_INITIALIZE = "initialize"
-_STATE, _WEIGHTS, _BATCH, _MANIFEST = "state.npz", "weights.npz", "batch.npz", "manifest.json"
-_FORMAT = 1
+TRAIN, _INITIALIZE = "train", "initialize"
+_BATCH, _MANIFEST = "batch.npz", "manifest.json"
 
 
 class Program(NamedTuple):
@@ -86,34 +76,6 @@ def initialize_program(task: TranslationTask) -> Program:
     return Program(init_function(weights, optimizer.slots(weights)), (seed,))
 
 
-def translate_program(
-    task: TranslationTask, rows: int, length: int, request: Request | None = None
-) -> Program:
-    """(theta, batch) -> ids int32 [B, N, T], lengths int32 [B, N], scores float32 [B, N].
-
-    Args:
-        task: the model.
-        rows: B.
-        length: L, with language tag and EOS.
-        request: how to search; None for what the params say.
-    """
-    int32 = np.dtype(np.int32)
-    batch = {
-        "source_ids": ArraySpec((rows, length), int32, "BT"),
-        "lengths": ArraySpec((rows,), int32, "B"),
-    }
-    if task.task_router:
-        batch["tasks"] = ArraySpec((rows,), int32, "B")
-
-    def run(flat, batch):
-        theta = NestedMap.unflatten(flat).theta
-        tasks = batch.get("tasks")
-        found = task.translate(theta, batch.source_ids, batch.lengths, tasks, request)
-        return {name: value for name, value in found._asdict().items() if value is not None}
-
-    return Program(run, (weight_specs(task.weights(), "theta"), batch))
-
-
 def example_batch(params: TranslationParams, num_pairs: int = 1) -> NestedMap:
     """A training batch of random sentences, a quarter to a half of a row each; see `batch_of`."""
     rng, inputs = np.random.default_rng(0), params.input
@@ -132,82 +94,12 @@ def example_batch(params: TranslationParams, num_pairs: int = 1) -> NestedMap:
     return next(pack(examples(), inputs.shape))
 
 
-def write_trained(
-    model_dir: ModelDir,
-    theta: NestedMap,
-    step: int,
-    output: Path,
-    programs: Sequence[str],
-    rows: int,
-    length: int | None,
-) -> None:
-    """Writes programs of a trained model, its state and its vocabularies.
-
-    Args:
-        model_dir: the trained model; the shape of a training batch is that of its params.
-        theta: its weights, arrays.
-        step: the step of their checkpoint.
-        output: an empty directory.
-        programs, rows, length: as the fields of `formats.stablehlo.StableHLO`.
-
-    Raises:
-        ValueError: TRAIN is requested and there is no optimizer state, or the shapes do not fit.
-        OSError: the checkpoint is damaged, or output cannot be written.
-    """
-    trains = not model_dir.weights_path.exists()  # or there are weights alone
-    programs = programs or (TRAIN, TRANSLATE)[not trains :]
-    if TRAIN in programs and not trains:
-        raise ValueError(
-            f"{model_dir.path} has no optimizer state, so there is no training to continue. Give "
-            f"programs=('translate',), or train the model first: lingvo-moe-train --init_from."
-        )
-    task, request = static(model_dir.task), export_request(model_dir).filled(model_dir.fitted)
-    length = length or model_dir.params.input.source_length
-    made = {}
-    if TRAIN in programs:
-        made[TRAIN] = train_program(task)
-    if TRANSLATE in programs:
-        made[TRANSLATE] = translate_program(task, rows, length, request)
-    sources: dict[str, Mapping[str, Any]] = {
-        TRANSLATE: dict(NestedMap(theta=theta).flatten())  # perhaps averages
-    }
-    if TRAIN in programs:  # training goes on from the weights themselves
-        sources[TRAIN] = model_dir.checkpoints.read(step).tensors
-    arrays = {name: _read(sources[name], made[name].arguments[0]) for name in made}
-    described = _write_programs(made, output)
-    state = {"file": _STATE, "step": step} | _write_arrays(arrays, output)
-    for side in model_dir.hashes:
-        model_dir.vocabulary(side).save(output / f"{side}.model")
-    _write_rest(
-        task,
-        output,
-        model=model_dir.model,
-        params=to_fields(model_dir.params),
-        pairs=model_dir.pairs,
-        state=state,
-        programs=described,
-        vocabularies={
-            side: {"file": f"{side}.model", "sha256": sha256}
-            for side, sha256 in model_dir.hashes.items()
-        },
-        tags=model_dir.tags,
-        source_languages=model_dir.source_languages,
-        forms=model_dir.forms,
-        in_front=task.params.language_tags.in_front,
-        eos=EOS,
-        tasks=task.trained_tasks,
-        tasks_by=task.task_router.task if task.task_router else None,
-    )
-
-
-def write_untrained(name: str, params: TranslationParams, output: Path) -> None:
-    """Writes the training step of a model without weights; see `write_trained`.
-
-    Instead of state.npz there is a program that draws the initial state on the device.
+def write(name: str, params: TranslationParams, output: Path) -> None:
+    """Writes the training step of a model, and a program that draws the initial state.
 
     Args:
         name: of the model.
-        params: its params.
+        params: its params; they give the shapes of a batch.
         output: an empty directory.
 
     Raises:
@@ -215,16 +107,35 @@ def write_untrained(name: str, params: TranslationParams, output: Path) -> None:
         OSError: output cannot be written.
     """
     task = static(TranslationTask(params))
-    made = {_INITIALIZE: initialize_program(task), TRAIN: train_program(task)}
-    _write_rest(
-        task,
-        output,
-        model=name,
-        params=to_fields(params),
-        pairs=task.pairs,
-        state={"program": _INITIALIZE, "seed": params.train.seed, "step": 0},
-        programs=_write_programs(made, output),
-    )
+    programs = {_INITIALIZE: initialize_program(task), TRAIN: train_program(task)}
+    described = {}
+    for program_name, program in programs.items():
+        file = f"{program_name}.stablehlo"
+        (output / file).write_bytes(lower(program).serialize())
+        described[program_name] = {
+            "file": file,
+            "arguments": [_described(specs) for specs in program.arguments],
+            "donated": list(program.donated),
+        }
+    batch = example_batch(params, len(task.pairs))
+    npz.save(output / _BATCH, compress=False, **batch)
+    manifest = {
+        "model": name,
+        "params": to_fields(params),
+        "programs": described,
+        "seed": params.train.seed,
+        "batch": {
+            "file": _BATCH,
+            "source_tokens": int(np.sum(batch.source_segment_ids != 0)),
+            "target_tokens": int(np.sum(batch.target_segment_ids != 0)),
+        },
+        "flops": _flops(params),
+        "platforms": PLATFORMS,
+        "versions": {"lingvo_moe": __version__, "jax": jax.__version__},
+        "parameters": count_weights(task.weights()),
+        "shape": _shape(params),
+    }
+    (output / _MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
 
 
 def static(task: TranslationTask) -> TranslationTask:
@@ -264,74 +175,11 @@ def _by_name(tree: dict) -> dict[str, tf.Tensor]:
     return dict(NestedMap(tree).flatten())
 
 
-def _write_programs(programs: Mapping[str, Program], output: Path) -> dict[str, Any]:
-    """Writes the programs and returns their entries in the manifest."""
-    described = {}
-    for name, program in programs.items():
-        exported = lower(program)
-        (output / f"{name}.stablehlo").write_bytes(exported.serialize())
-        (output / f"{name}.mlir").write_text(exported.mlir_module())
-        described[name] = {
-            "file": f"{name}.stablehlo",
-            "text": f"{name}.mlir",
-            "arguments": [_described(specs) for specs in program.arguments],
-            "results": jax.tree.map(
-                _description, jax.tree.unflatten(exported.out_tree, exported.out_avals)
-            ),
-            "donated": list(program.donated),
-        }
-    return described
-
-
 def _described(specs: Mapping[str, ArraySpec]) -> dict[str, Any]:
-    return {name: _description(spec) for name, spec in specs.items()}
-
-
-def _description(array) -> dict[str, Any]:
-    return {"shape": list(array.shape), "dtype": np.dtype(array.dtype).name}
-
-
-def _read(tensors: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
-    check_tensors(tensors, {name: spec.shape for name, spec in specs.items()})
-    return {name: np.asarray(tensors[name]).astype(spec.dtype) for name, spec in specs.items()}
-
-
-def _write_arrays(arrays: Mapping[str, Mapping[str, np.ndarray]], output: Path) -> dict[str, str]:
-    """Writes the first argument of each program; {"weights": file} if TRANSLATE has its own."""
-    first, *others = arrays.values()
-    npz.save(output / _STATE, compress=False, **first)
-    for weights in others:
-        if any(np.any(first[name] != weight) for name, weight in weights.items()):
-            npz.save(output / _WEIGHTS, compress=False, **weights)
-            return {"weights": _WEIGHTS}
-    return {}
-
-
-def _write_rest(task: TranslationTask, output: Path, **manifest: Any) -> None:
-    """Writes the manifest and, for a training step, the example batch."""
-    params = task.params
-    if TRAIN in manifest["programs"]:
-        batch = example_batch(params, len(task.pairs))
-        npz.save(output / _BATCH, compress=False, **batch)
-        manifest["batch"] = {
-            "file": _BATCH,
-            "source_tokens": int(np.sum(batch.source_segment_ids != 0)),
-            "target_tokens": int(np.sum(batch.target_segment_ids != 0)),
-        }
-        manifest["flops"] = _flops(params)
-    manifest |= {
-        "format": _FORMAT,
-        "platforms": PLATFORMS,
-        "versions": {
-            "lingvo_moe": __version__,
-            "jax": jax.__version__,
-            "tensorflow": tf.__version__,
-        },
-        "parameters": count_weights(task.weights()),
-        "shape": _shape(params),
+    return {
+        name: {"shape": list(spec.shape), "dtype": np.dtype(spec.dtype).name}
+        for name, spec in specs.items()
     }
-    text = json.dumps(manifest, indent=1, ensure_ascii=False)
-    (output / _MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _flops(params: TranslationParams) -> dict[str, float]:

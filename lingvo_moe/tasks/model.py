@@ -8,6 +8,7 @@ import numpy as np
 from absl import logging
 
 from lingvo_moe.core.one_process import OneProcess
+from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
@@ -58,7 +59,10 @@ class Model(OneProcess):
         needs_source_language: whether the source language must be given.
         scorer: gives log P of translations.
         max_pieces: longer sentences are not scored by the server.
+        options: names of the options of a request.
     """
+
+    options: Sequence[str] = [field.name for field in dataclasses.fields(BeamSearchParams)]
 
     def __init__(self, logdir: ModelDir, make_runtime: RuntimeFn, step: int | None = None):
         """Loads a checkpoint.
@@ -146,6 +150,7 @@ class Model(OneProcess):
         to: str = "en",
         *,
         source_language: str | None = None,
+        first_line: int = 1,
     ) -> list[Score]:
         """Log-probabilities of given translations, under teacher forcing.
 
@@ -154,6 +159,7 @@ class Model(OneProcess):
             targets: their translations, as many, in the language `to`.
             to: the language of the targets.
             source_language: of the sources; needed only by models that route by it.
+            first_line: number of the first pair, for errors.
 
         Returns:
             For each pair log P in nats, and that of every token.
@@ -163,7 +169,15 @@ class Model(OneProcess):
             RuntimeError: as for `translator`.
         """
         self.check_process()
-        return self.scorer(sources, targets, to, source_language)
+        return self.scorer(sources, targets, to, source_language, first_line)
+
+    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+        """The number of pieces of the source vocabulary of each sentence."""
+        return list(map(len, self.logdir.vocabulary("source").encode(sentences)))
+
+    def count_target_pieces(self, translations: Sequence[str]) -> list[int]:
+        """The number of pieces of the target vocabulary of each translation."""
+        return list(map(len, self.logdir.vocabulary("target").encode(translations)))
 
     def explain(
         self,

@@ -12,7 +12,6 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.core.tokens import BOS
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks import scorer
 from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.scorer import Scorer
 from lingvo_moe.tasks.translation import TranslationTask
@@ -107,8 +106,6 @@ def test_explain_computes_in_batches(logdir):
     assert max(sizes) <= 20 < sum(sizes)
 
 
-def test_a_line_that_is_too_long_is_counted_over_all_blocks(logdir, monkeypatch):
-    monkeypatch.setattr(scorer, "BLOCK", 2)
-    lines = [("kara", "the"), ("mi", "a"), ("kara " * 4097, "the")]
-    with pytest.raises(ValueError, match="Line 3"):
-        list(Scorer(logdir, _zeros).stream(lines, "en"))
+def test_a_line_that_is_too_long_is_named(logdir):
+    with pytest.raises(ValueError, match="Line 12"):
+        Scorer(logdir, _zeros)(["kara", "kara " * 4097], ["the", "the"], "en", first_line=11)

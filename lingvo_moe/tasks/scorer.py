@@ -1,7 +1,6 @@
 """Log-probabilities of given translations: tokenisation and batching for a runtime's `score`."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from lingvo_moe.core.batching import batches
 from lingvo_moe.data.packing import padded
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import BLOCK, check_texts, encode_sources, max_pieces
+from lingvo_moe.tasks.translator import check_texts, encode_sources, max_pieces
 
 MAX_TOKENS = 4096  # for each side; the memory of attention grows with the square of their number
 
@@ -151,34 +150,6 @@ class Scorer:
             sides = [padded([ids[i] for i in indices]) for ids in (source_ids, target_ids)]
             tasks = np.full(len(indices), task, np.int32)
             yield indices, GivenBatch(*sides[0], *sides[1], tasks)
-
-    def stream(
-        self,
-        pairs: Iterable[tuple[str, str]],
-        target_language: str,
-        source_language: str | None = None,
-        progress: Callable[[int], None] = lambda count: None,
-    ) -> Iterator[tuple[str, Score]]:
-        """Scores any number of translations in order, with the memory of BLOCK pairs.
-
-        Args:
-            pairs: sentences and their translations; they are read as they are needed.
-            target_language, source_language: as those of a call.
-            progress: called with the number of pairs done since the last call.
-
-        Yields:
-            Each translation and its score.
-
-        Raises:
-            ValueError: as a call.
-        """
-        left, first_line = iter(pairs), 1
-        while block := list(itertools.islice(left, BLOCK)):
-            sources, targets = zip(*block, strict=True)
-            scores = self(sources, targets, target_language, source_language, first_line)
-            first_line += len(block)
-            progress(len(block))
-            yield from zip(targets, scores, strict=True)
 
 
 def check_lengths(side: str, lengths: Iterable[int], longest: int, first_line: int = 1) -> None:

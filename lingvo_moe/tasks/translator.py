@@ -10,6 +10,7 @@ from absl import logging
 
 from lingvo_moe.core.fields import short_repr
 from lingvo_moe.core.lines import blocks, check_utf8, cut_warning, one_line
+from lingvo_moe.core.params import text_of
 from lingvo_moe.data.packing import padded_batches
 from lingvo_moe.data.sentences import Part, left_out, sentence_language, split_texts
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
@@ -25,7 +26,7 @@ from lingvo_moe.tasks.parts import Token, TranslatedPart, Translation, translati
 from lingvo_moe.tasks.shortlist import load_shortlist
 
 BLOCK = 4096  # sentences that are sorted by length together
-_NOT_EXPORTED = ("source_prefix", "tokens", "shortlist")
+_NOT_EXPORTED = ("source_prefix", "target_prefix", "tokens", "shortlist", "rules")
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B], request) -> BeamOutput
 TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray, Request], BeamOutput]
@@ -120,10 +121,11 @@ def export_request(model_dir: ModelDir) -> Request:
     decoding = model_dir.params.decoding
     for name in _NOT_EXPORTED:
         if getattr(decoding, name):
-            served = "a logdir" if name == "shortlist" else "a logdir or a SavedModel"
+            served = "logdir" if name in ("shortlist", "rules") else "logdir or a SavedModel"
+            default = text_of(getattr(BeamSearchParams(), name))
             raise ValueError(
-                f"decoding.{name} cannot be set for an export; leave it out of --set. Requests to "
-                f"{served} can have it."
+                f"decoding.{name} cannot be set for an export; pass --set=decoding.{name}="
+                f"{default}. Requests to a {served} can have it."
             )
     longest = part_pieces(model_dir.params)
     return request_of(decoding, model_dir.vocabulary("target"), longest)

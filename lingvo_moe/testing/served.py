@@ -7,9 +7,8 @@ import threading
 import httpx
 
 from lingvo_moe.server.app import Server
-from lingvo_moe.server.batcher import BatchParams
 from lingvo_moe.server.model import Size, TooLong
-from lingvo_moe.server.requests import Limits
+from lingvo_moe.server.params import ServerParams
 from lingvo_moe.tasks.model import Explanation, RoutedToken
 from lingvo_moe.tasks.scorer import Score
 from lingvo_moe.tasks.translator import Translation
@@ -20,7 +19,7 @@ class Model:
 
     languages, pairs, needs_source_language = ["de", "en"], ("fr-en", "fr-de"), False
     n_best, max_pieces, options = 2, 8, ("n_best", "beam_size", "length_offset")
-    scores, explains = True, False
+    explains = False
 
     def __init__(self):
         self.batches, self.gate = [], threading.Event()
@@ -34,7 +33,7 @@ class Model:
             raise TooLong(f"{longest} tokens, but at most 100 are allowed")
         return [Size(min(len(s), 8), max(0, len(s) - 8), longest) for s in sentences]
 
-    def translate(self, sentences, to, *, source_language, warn, n_best=1, **options):
+    def translate(self, sentences, to, *, source_language, n_best=1, **options):
         self.batches.append(sentences)
         assert self.gate.wait(60)
         if to not in self.languages:
@@ -93,13 +92,12 @@ class Client:
             await asyncio.sleep(0.001)
 
 
-def run(test, model=None, limits=None, models=None, **batching):
+def run(test, model=None, models=None, **params):
     """Awaits test(client) beside a server of one model "m", or of those given."""
     model = model or Model()
 
     async def main():
-        params = BatchParams(**{"max_wait": 0, **batching})
-        server = Server(models or {"m": model}, limits or Limits(), params)
+        server = Server(models or {"m": model}, ServerParams(**{"max_wait_ms": 0.0, **params}))
         async with server.asgi.router.lifespan_context(server.asgi), asyncio.timeout(600):
             client = Client(server, model)
             try:

@@ -8,8 +8,24 @@ from absl import flags
 from lingvo_moe import api
 from lingvo_moe.evaluation.report import format_table
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import NAMES, Flag
 
 FLAGS = flags.FLAGS
+TABLE = (
+    Flag("model", list, None,
+         f"{common.MODEL_HELP} May be repeated: each pair gets the model that is best on dev.",
+         required=True),
+    Flag("data", str, None, "Directory made by lingvo-moe-prepare.", required=True),
+    Flag("output", str, None, "Directory for a logdir of each pair, and the report.",
+         required=True),
+    Flag("split", ("dev", "test"), "test", "Split to score the baselines on."),
+    Flag("own_vocabulary", bool, False,
+         "Train a vocabulary of the model's size on each pair's text; else that of --data is "
+         "used."),
+    Flag("pairs", NAMES, None, "Pairs to train, such as de-en,fr-en; by default all."),
+    common.SET,
+    common.INPUT_WORKERS,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -31,26 +47,7 @@ def main() -> None:
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_multi_string(
-        "model",
-        None,
-        f"{common.MODEL_HELP} May be repeated: each pair gets the model that is best on dev.",
-        required=True,
-    )
-    flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
-    flags.DEFINE_string(
-        "output", None, "Directory for a logdir of each pair, and the report.", required=True
-    )
-    flags.DEFINE_enum("split", "test", ["dev", "test"], "Split to score the baselines on.")
-    flags.DEFINE_bool(
-        "own_vocabulary",
-        False,
-        "Train a vocabulary of the model's size on each pair's text; else that of --data is used.",
-    )
-    common.define_names("pairs", "Pairs to train, such as de-en,fr-en; by default all.")
-    flags.DEFINE_multi_string("set", [], common.SET_HELP)
-    common.define_input_workers()
-    common.run(main)
+    common.run(main, TABLE)
 
 
 if __name__ == "__main__":

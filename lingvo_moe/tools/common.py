@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import app, flags, logging
@@ -22,8 +23,61 @@ from lingvo_moe.core.progress import report as report  # for the tools
 
 FLAGS = flags.FLAGS
 MODEL_HELP = "Name of a registered model; see lingvo-moe-models."
-OVERWRITE_HELP = "Replace an output that this tool made before."
-SET_HELP = "Override a field of the params: --set=train.max_steps=500. May be repeated."
+NAMES = "names"  # the kind of a flag with names that have commas between them
+
+
+class Flag(NamedTuple):
+    """A flag of a tool.
+
+    Attributes:
+        name: of the flag.
+        kind: str, int, float or bool; list, of a text that may be repeated; NAMES; or a tuple of
+            the values that it may have.
+        default: its value if it is not given.
+        help: what `--help` shows.
+        least, most: limits of a number.
+        required: whether it must be given.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    least: float | None = None
+    most: float | None = None
+    required: bool = False
+
+    def define(self) -> None:
+        """Defines it."""
+        given = self.name, self.default, self.help
+        required = {"required": True} if self.required else {}
+        if self.kind == NAMES:
+            flags.DEFINE_flag(
+                _Names(
+                    _NamesParser(), flags.ArgumentSerializer(), self.name, [],
+                    f"{self.help} May be repeated.",
+                )
+            )  # fmt: skip
+        elif isinstance(self.kind, tuple):
+            flags.DEFINE_enum(self.name, self.default, self.kind, self.help)
+        elif self.kind in (int, float):
+            define: Any = flags.DEFINE_integer if self.kind is int else flags.DEFINE_float
+            define(*given, self.least, self.most, **required)
+        else:
+            kinds: Any = {str: flags.DEFINE_string, bool: flags.DEFINE_bool}
+            kinds.get(self.kind, flags.DEFINE_multi_string)(*given, **required)
+
+
+OVERWRITE = Flag("overwrite", bool, False, "Replace an output that this tool made before.")
+SET = Flag(
+    "set", list, [], "Override a field of the params: --set=train.max_steps=500. May be repeated."
+)
+STEP = Flag("step", int, None, "Step of the checkpoint; by default the best on dev.")
+CHECKED_MODEL = Flag("model", str, None, "Check that the logdir is of this model.")
+INPUT_WORKERS = Flag(
+    "input_workers", int, 0,
+    "Processes that pack batches for this one; 0: a thread. The batches are the same.", least=0,
+)  # fmt: skip
 
 EXPECTED, INTERNAL = 1, 70  # exit statuses
 _HELP = {"--help", "--helpshort", "--helpfull", "--helpxml"}  # absl ends with 1 after these
@@ -40,18 +94,23 @@ _EXPECTED_ERRORS = (
 )
 
 
-def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
+def run(
+    main: Callable[..., None], table: Sequence[Flag] = (), takes_arguments: bool = False
+) -> None:
     """Parses flags and calls main; an error ends in one line.
 
     The exit status is 1 after an error that the user can fix, and 70 after any other.
 
     Args:
         main: the tool.
+        table: its flags.
         takes_arguments: whether `main` takes the list of arguments that are not flags.
     """
     for stream in (sys.stdout, sys.stderr):  # text is UTF-8 in every locale
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
+    for flag in table:
+        flag.define()
     define_help(sys.modules[main.__module__])
 
     def start(argv):
@@ -142,19 +201,6 @@ def _given(name):
             yield f"--set={text}"
 
 
-def define_names(flag: str, text: str) -> None:
-    """Defines a flag whose value is a list of names; they have commas between them.
-
-    Repeated flags add up. A flag without a name, as with an empty variable of a shell, is an error.
-
-    Args:
-        flag: its name.
-        text: for `--help`.
-    """
-    help_text = f"{text} May be repeated."
-    flags.DEFINE_flag(_Names(_NamesParser(), flags.ArgumentSerializer(), flag, [], help_text))
-
-
 class _NamesParser(flags.ListParser):
     def parse(self, argument):
         """See flags.ListParser."""
@@ -166,16 +212,6 @@ class _NamesParser(flags.ListParser):
 class _Names(flags.MultiFlag):
     def _parse(self, arguments):
         return list(itertools.chain(*super()._parse(arguments)))
-
-
-def define_input_workers() -> None:
-    """Defines --input_workers, for tools that train."""
-    flags.DEFINE_integer(
-        "input_workers",
-        0,
-        "Processes that pack batches for this one; 0: a thread. The batches are the same.",
-        lower_bound=0,
-    )
 
 
 def define_help(module: ModuleType) -> None:

@@ -12,6 +12,7 @@ from absl import app
 import lingvo_moe as lm
 from lingvo_moe.testing.commands import error_of, run_tool, succeed
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import NAMES, Flag
 
 # As setup.py finds what becomes a console script.
 TOOLS = sorted(
@@ -74,7 +75,7 @@ def test_names_of_a_repeated_flag_add_up(new_flags):
         values(["tool", *arguments])
         return values.people
 
-    assert new_flags(lambda: common.define_names("people", "Some.")) == {"people"}
+    assert new_flags(lambda: Flag("people", NAMES, None, "Some.").define()) == {"people"}
     assert parsed() == []
     assert parsed("--people=ada,bob", "--people=eve") == ["ada", "bob", "eve"]
 
@@ -145,24 +146,12 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
         ("train --model=x --data=x --logdir=x", "--mesh=data:2", "with --runtime=spmd"),
         ("translate --logdir=x --score=x", "--set=decoding.n_best=2", "without --score"),
         ("export --logdir=x --output=x", "--languages=de", "with --prune"),
-        ("export --logdir=x --output=x", "--report_split=dev", "with --report_data"),
-        ("export --model=tiny.MoE --output=x", "--step=3", "with --logdir"),
         ("prepare --corpus=x --output=x", "--new_pieces=5", "with --extend"),
-        ("prepare --corpus=x --output=x --extend=x", "--source_vocab_size=500", "without --extend"),
-        (
-            "prepare --synthetic --output=x --joint_vocab",
-            "--set=target_vocab_size=500",
-            "without --joint",
-        ),
-        ("experts --logdir=x", "--split=test", "with --data"),
-        ("plan --model=tiny.MoE", "--devices=8", "with --search"),
     ],
 )
 def test_a_flag_without_effect_is_an_error(command, flag, needed):
     tool, *flags = command.split()
-    message = error_of(tool, *flags, flag)
-    assert f"error: {flag} has an effect only {needed}" in message
-    assert "; drop it, or give the command with" in message
+    assert f"error: {flag} has an effect only {needed}" in error_of(tool, *flags, flag)
 
 
 def test_a_full_disk_is_an_error_though_output_is_written_last(monkeypatch, capsys):

@@ -12,8 +12,32 @@ from lingvo_moe import api
 from lingvo_moe.evaluation.report import format_table
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, runtimes
+from lingvo_moe.tools.common import NAMES, Flag
 
 FLAGS = flags.FLAGS
+TABLE = (
+    Flag("logdir", str, None, "Directory of a trained model.", required=True),
+    Flag("data", str, None, "Directory made by lingvo-moe-prepare.", required=True),
+    Flag("output", str, None, "Directory for the report.", required=True),
+    common.CHECKED_MODEL,
+    Flag("split", ("dev", "test"), "test", "Split to translate and score."),
+    Flag("pairs", NAMES, None, "Pairs to score, such as de-en,fr-en; by default all."),
+    Flag("baselines", list, [],
+         "A report to compare with: its directory or its JSON. May be repeated; each pair is "
+         "compared with the first report that has it."),
+    Flag("bleu_tokenizer", list, [],
+         "PAIR=NAME, such as en-zh=char: the sacreBLEU tokenizer of a pair. May be repeated."),
+    Flag("pivot", str, None,
+         "Language such as en: pairs that were not trained on are translated through it."),
+    Flag("floor", bool, False, "Also score the targets of the most similar training sentences."),
+    Flag("metric", list, [],
+         "A further score, such as \"SpBleu(model='flores200.model')\" or Comet. May be "
+         "repeated."),
+    common.OVERWRITE,
+    common.STEP,
+    common.SET,
+    *runtimes.TABLE,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -41,41 +65,7 @@ def main() -> None:
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
-    flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
-    flags.DEFINE_string("output", None, "Directory for the report.", required=True)
-    flags.DEFINE_string("model", None, "Check that the logdir is of this model.")
-    flags.DEFINE_enum("split", "test", ["dev", "test"], "Split to translate and score.")
-    common.define_names("pairs", "Pairs to score, such as de-en,fr-en; by default all.")
-    flags.DEFINE_multi_string(
-        "baselines",
-        [],
-        "A report to compare with: its directory or its JSON. May be repeated; each pair is "
-        "compared with the first report that has it.",
-    )
-    flags.DEFINE_multi_string(
-        "bleu_tokenizer",
-        [],
-        "PAIR=NAME, such as en-zh=char: the sacreBLEU tokenizer of a pair. May be repeated.",
-    )
-    flags.DEFINE_string(
-        "pivot",
-        None,
-        "Language such as en: pairs that were not trained on are translated through it.",
-    )
-    flags.DEFINE_bool(
-        "floor", False, "Also score the targets of the most similar training sentences."
-    )
-    flags.DEFINE_multi_string(
-        "metric",
-        [],
-        "A further score, such as \"SpBleu(model='flores200.model')\" or Comet. May be repeated.",
-    )
-    flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
-    flags.DEFINE_integer("step", None, "Step of the checkpoint; by default the best on dev.")
-    flags.DEFINE_multi_string("set", [], common.SET_HELP)
-    runtimes.define_flags()
-    common.run(main)
+    common.run(main, TABLE)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,21 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import record_routing
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import Flag
 
 FLAGS = flags.FLAGS
 MAKER = "lingvo-moe-experts"
+TABLE = (
+    Flag("logdir", str, None, "Directory of a trained model.", required=True),
+    Flag("data", str, None,
+         "Directory of prepared data, to count how many of its tokens choose each expert. The "
+         "counts of dev are also written to LOGDIR/routing.npz. Without this flag the counts "
+         "in that file are used; each evaluation during training writes them."),
+    Flag("split", ("dev", "test"), "dev", "Which lines of --data to count."),
+    Flag("output", str, None,
+         "Directory for the page; by default LOGDIR/experts, replaced each time."),
+    common.OVERWRITE,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -54,20 +66,7 @@ def _record(model_dir: ModelDir) -> RoutingRecord:
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
-    flags.DEFINE_string(
-        "data",
-        None,
-        "Directory of prepared data, to count how many of its tokens choose each expert. The "
-        "counts of dev are also written to LOGDIR/routing.npz. Without this flag the counts in "
-        "that file are used; each evaluation during training writes them.",
-    )
-    flags.DEFINE_enum("split", "dev", ["dev", "test"], "Which lines of --data to count.")
-    flags.DEFINE_string(
-        "output", None, "Directory for the page; by default LOGDIR/experts, replaced each time."
-    )
-    flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
-    common.run(main)
+    common.run(main, TABLE)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ import pytest
 import lingvo_moe as lm
 from lingvo_moe.testing.commands import error_of, succeed
 from lingvo_moe.testing.exports import LINES as UNICODE_LINES
-from lingvo_moe.testing.exports import run_bare, trained
+from lingvo_moe.testing.exports import run_bare
 from lingvo_moe.testing.forks import Fork
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.testing.tiny_world import SHRINK
 from lingvo_moe.testing.waiting import wait_until
 
-pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
 TINY = [f"--set={text}" for text in SHRINK]
 
@@ -30,20 +30,15 @@ LINES = [
 
 
 def test_logdir_exports_and_server_give_the_same_bytes(tmp_path):
-    """lm.load, the tool, a SavedModel, a StableHLO program, and a server of both over a socket."""
-    logdir, saved, hlo = (tmp_path / name for name in ("logdir", "saved", "hlo"))
-    trained(logdir)
+    """lm.load, the tool, a SavedModel with its client, and a server of both over a socket."""
+    logdir, saved = (tmp_path / name for name in ("logdir", "saved"))
+    random_logdir(logdir, SMALLEST)
     succeed("export", f"--logdir={logdir}", f"--output={saved}")
-    program = "--format=StableHLO(programs=('translate',),batch_size=4)"
-    made = succeed("export", f"--logdir={logdir}", f"--output={hlo}", program)
-    assert f"python {hlo}/run.py < sentences" in made.stderr
     expected = [best[0].text for best in lm.load(logdir).translate(LINES, "en")]
     assert len(set(expected)) > 4
     text = "".join(f"{line}\n" for line in LINES)
     tool = succeed("translate", f"--logdir={logdir}", "--to=en", stdin=text).stdout
     assert tool == "".join(f"{line}\n" for line in expected)
-    bare = run_bare(hlo, "--to=en", stdin=text)
-    assert bare.stdout == tool, bare.stderr[-3000:]
     client = subprocess.run(
         [sys.executable, "-I", str(saved / "translate.py"), "--to=en"],
         input=text.encode(),
@@ -51,6 +46,22 @@ def test_logdir_exports_and_server_give_the_same_bytes(tmp_path):
         timeout=600,
     )
     assert client.stdout == tool.encode(), client.stderr[-3000:]
+    assert succeed("translate", f"--logdir={saved}", "--to=en", stdin=text).stdout == tool
+    options = ["--set=decoding.min_length=7", "--n_best=2", "--set=decoding.target_prefix=the "]
+    ours, theirs = (
+        succeed("translate", f"--logdir={path}", *options, *LINES[:3]).stdout
+        for path in (logdir, saved)
+    )
+    assert [line.split("\t")[1] for line in ours.splitlines()] == [
+        line.split("\t")[1] for line in theirs.splitlines()
+    ]
+    (tmp_path / "targets").write_text("so ra\nti\n")
+    scored = [f"--score={tmp_path / 'targets'}", "kara mi", "mira"]
+    ours, theirs = (
+        succeed("translate", f"--logdir={path}", *scored).stdout for path in (logdir, saved)
+    )
+    for one, other in zip(ours.splitlines(), theirs.splitlines(), strict=True):
+        assert float(one.split("\t")[0]) == pytest.approx(float(other.split("\t")[0]), abs=1e-3)
     with served(logdir, saved) as url:
         for name in ("logdir", "saved"):
             assert answers_of(url, name, LINES) == expected
@@ -78,6 +89,7 @@ def answers_of(url, name, sentences):
 
 
 def test_a_step_without_a_model_directory(tmp_path):
+    pytest.importorskip("jax")
     succeed(
         "export",
         "--format=stablehlo",

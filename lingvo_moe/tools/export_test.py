@@ -1,15 +1,15 @@
 """Flags of lingvo-moe-export; exports themselves are tested in `serving`."""
 
-import types
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from lingvo_moe.core.params import override
 from lingvo_moe.serving.formats.saved_model import SavedModel
-from lingvo_moe.serving.prune import AllPairs, ByLanguage, PerLayer, Pruning, Threshold
+from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.commands import error_of
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
-from lingvo_moe.tools import export
 
 
 @pytest.fixture(scope="module")
@@ -37,43 +37,16 @@ def test_an_error_names_the_flag_and_the_cure(given, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("pair", "by_source", "flags"),
-    [
-        (("de", "en"), False, ""),
-        (("de", "fr"), False, " --to=fr"),
-        (("de", "en"), True, " --source_language=de --to=en"),
-    ],
-)
-def test_the_printed_command_names_languages_that_the_client_does_not_assume(
-    pair, by_source, flags
-):
-    """The client's default is English."""
-    model_dir = types.SimpleNamespace(
-        some_languages=pair,
-        tags={pair[1]: 4},
-        task=types.SimpleNamespace(needs_source_language=by_source),
+def test_the_printed_command_names_the_languages(logdir, tmp_path):
+    model_dir = ModelDir.open(logdir)
+    by_task = dataclasses.replace(
+        model_dir, params=override(model_dir.params, ["model.moe.router=ByTask(task='source')"])
     )
-    expected = f"python export/translate.py{flags} 'a sentence'"
-    assert SavedModel().hint(Path("export"), model_dir) == expected
-    assert "python 'my export/translate.py'" in SavedModel().hint(Path("my export"), model_dir)
-
-
-class Flag(dict):
-    """Flags of the test's choice, as attributes."""
-
-    __getattr__ = dict.__getitem__
-
-
-def test_flags_of_pruning_are_policies(monkeypatch):
-    chosen = Flag(prune=0.8, prune_by=None, prune_statistics="language", prune_ratio=3.0)
-    monkeypatch.setattr(export, "FLAGS", Flag(chosen, languages=["de", "fr-en"]))
-    assert export._pruning() == Pruning(
-        share=0.8,
-        languages=("de", "fr-en"),
-        statistics=ByLanguage(),
-        choice=PerLayer(ratio=3.0),
+    flags = "--to=en 'a sentence'"
+    assert (
+        SavedModel()
+        .hint(Path("my export"), model_dir)
+        .endswith(f"'my export/translate.py' {flags}")
     )
-    changed = {"prune_by": "global", "prune_statistics": "all", "prune_ratio": None}
-    monkeypatch.setattr(export, "FLAGS", Flag(chosen | changed, languages=[]))
-    assert export._pruning() == Pruning(share=0.8, statistics=AllPairs(), choice=Threshold())
+    source = model_dir.pairs[0].partition("-")[0]
+    assert f" --source_language={source} {flags}" in SavedModel().hint(tmp_path, by_task)

@@ -12,8 +12,16 @@ from absl import flags
 from lingvo_moe.core.layer import count_weights
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import Flag
 
 FLAGS = flags.FLAGS
+TABLE = (
+    Flag("from", str, None,
+         "Directory with config.json, .safetensors files and the files of the tokenizer.",
+         required=True),
+    Flag("output", str, None, "Logdir to make.", required=True),
+    common.OVERWRITE,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -30,15 +38,7 @@ def main() -> None:
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string(
-        "from",
-        None,
-        "Directory with config.json, .safetensors files and the files of the tokenizer.",
-        required=True,
-    )
-    flags.DEFINE_string("output", None, "Logdir to make.", required=True)
-    flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
-    common.run(main)
+    common.run(main, TABLE)
 
 
 if __name__ == "__main__":

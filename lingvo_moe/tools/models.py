@@ -6,20 +6,24 @@ lingvo-moe-models --json
 """
 
 import json
-from pathlib import Path
 
 from absl import flags
 
 from lingvo_moe.core import registry
-from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.layer import count_weights
-from lingvo_moe.core.params import override, to_changes, to_text
+from lingvo_moe.core.params import override, to_text
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import Flag
 
 FLAGS = flags.FLAGS
+TABLE = (
+    Flag("show", str, None, "Print the resolved params of this model."),
+    Flag("json", bool, False, "Print the list as JSON."),
+    common.SET,
+)  # fmt: skip
 
 
 def format_count(count: int) -> str:
@@ -39,30 +43,9 @@ def list_models() -> Table:
     return Table(("model", "weights", "description"), rows, texts=3)
 
 
-def write_golden(directory: Path) -> None:
-    """Writes what each registered model changes of the defaults to directory/NAME.txt.
-
-    Raises:
-        ValueError: the directory holds other texts; nothing is changed.
-    """
-    names = registry.all_names()
-    others = sorted({path.stem for path in directory.glob("*.txt")} - set(names))
-    if others:
-        raise ValueError(
-            f"{directory / others[0]}.txt is not of a registered model. Remove it, or give another "
-            f"directory."
-        )
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        changes = to_changes(registry.get_params(name))
-        write_whole(directory / f"{name}.txt", "".join(f"{p} : {changes[p]}\n" for p in changes))
-
-
 def main() -> None:
     """Flags to one of the functions above."""
-    if FLAGS.golden:
-        write_golden(Path(FLAGS.golden))
-    elif FLAGS.show:
+    if FLAGS.show:
         print(to_text(override(registry.get_params(FLAGS.show), FLAGS.set)), end="")
     else:
         table = list_models()
@@ -71,11 +54,7 @@ def main() -> None:
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("show", None, "Print the resolved params of this model.")
-    flags.DEFINE_bool("json", False, "Print the list as JSON.")
-    flags.DEFINE_multi_string("set", [], common.SET_HELP)
-    flags.DEFINE_string("golden", None, "Write what each model changes of the defaults to DIR.")
-    common.run(main)
+    common.run(main, TABLE)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,6 @@
 import json
 
-import pytest
-
 from lingvo_moe.testing.commands import succeed
-from lingvo_moe.tools import models
-
-
-def test_texts_of_something_else_are_left_alone(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"notes\.txt is not of a registered model. Remove it"):
-        models.write_golden(tmp_path)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("notes.txt", "mine")]
 
 
 def test_the_list_as_text_and_as_json():

@@ -19,9 +19,31 @@ from lingvo_moe.planning.search import compare_strategies
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import Flag
 
 FLAGS = flags.FLAGS
 MAKER = "lingvo-moe-plan"
+TABLE = (
+    Flag("model", str, None, common.MODEL_HELP),
+    Flag("hardware", str, "tpu_v3", f"The kind of device: {NAMES}."),
+    Flag("mesh", str, None,
+         "axis:size,…, such as data:2,expert:4; by default one device per expert."),
+    Flag("compile", str, None,
+         "Compile with the real TPU compiler for this topology, such as v3:8x8."),
+    Flag("decode", int, None,
+         "With --compile: compile beam search instead of the training step, for a batch of "
+         "this number of sentences of input.source_length tokens each.", least=1),
+    Flag("search", bool, False, "Choose mesh, sharding and remat for --devices."),
+    Flag("devices", int, None, "How many devices --search may use.", least=1),
+    Flag("max_sent_gb", float, None,
+         "For --search: limit on the GB of a device's collectives in a step, or inf for no "
+         "limit; by default what the paper's annotation sends.", least=0.0),
+    Flag("json", bool, False, "Print JSON instead of tables."),
+    Flag("output", str, None,
+         "Directory for plan.json; with --search plan.flags and search.json instead."),
+    common.OVERWRITE,
+    common.SET,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -86,41 +108,7 @@ def _search() -> None:
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("model", None, common.MODEL_HELP)
-    flags.DEFINE_string("hardware", "tpu_v3", f"The kind of device: {NAMES}.")
-    flags.DEFINE_string(
-        "mesh", None, "axis:size,…, such as data:2,expert:4; by default one device per expert."
-    )
-    flags.DEFINE_string(
-        "compile",
-        None,
-        "Compile with the real TPU compiler for this topology, such as v3:8x8.",
-    )
-    flags.DEFINE_integer(
-        "decode",
-        None,
-        "With --compile: compile beam search instead of the training step, for a batch of this "
-        "number of sentences of input.source_length tokens each.",
-        lower_bound=1,
-    )
-    flags.DEFINE_bool("search", False, "Choose mesh, sharding and remat for --devices.")
-    flags.DEFINE_integer("devices", None, "How many devices --search may use.", lower_bound=1)
-    flags.DEFINE_float(
-        "max_sent_gb",
-        None,
-        "For --search: limit on the GB of a device's collectives in a step, or inf for no limit; "
-        "by default what the paper's annotation sends.",
-        lower_bound=0.0,
-    )
-    flags.DEFINE_bool("json", False, "Print JSON instead of tables.")
-    flags.DEFINE_string(
-        "output",
-        None,
-        "Directory for plan.json; with --search plan.flags and search.json instead.",
-    )
-    flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
-    flags.DEFINE_multi_string("set", [], common.SET_HELP)
-    common.run(main)
+    common.run(main, TABLE)
 
 
 if __name__ == "__main__":

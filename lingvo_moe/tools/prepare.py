@@ -16,9 +16,9 @@ from lingvo_moe.data.normalization import NORMALIZATIONS
 from lingvo_moe.data.prepare import PrepareParams, format_dataset
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import NAMES, Flag
 
 FLAGS = flags.FLAGS
-_DEFAULTS = PrepareParams()
 _OF_NEW_VOCABULARIES = (
     "source_vocab_size",
     "target_vocab_size",
@@ -26,6 +26,51 @@ _OF_NEW_VOCABULARIES = (
     "target_normalization",
 )
 _FIELDS = dataclasses.fields(PrepareParams)
+_D = PrepareParams()
+TABLE = (
+    Flag("corpus", str, None,
+         "Directory with SPLIT/SRC-TGT.SRC and SPLIT/SRC-TGT.TGT, or SPLIT/SRC-TGT.tsv or .tmx; "
+         "each may be compressed (.gz, .zst)."),
+    Flag("synthetic", bool, False, "Use the embedded synthetic languages instead."),
+    Flag("zero_shot", NAMES, None,
+         "With --synthetic: pairs such as qna-qka with dev and test text only."),
+    Flag("output", str, None, "Directory for the dataset.", required=True),
+    Flag("source_vocab_size", int, _D.source_vocab_size,
+         "Largest number of pieces of the source vocabulary."),
+    Flag("target_vocab_size", int, _D.target_vocab_size,
+         "Largest number of pieces of the target vocabulary."),
+    Flag("source_normalization", tuple(NORMALIZATIONS), _D.source_normalization,
+         "Normalization of source texts; identity changes nothing."),
+    Flag("target_normalization", tuple(NORMALIZATIONS), _D.target_normalization,
+         "Normalization of target texts; identity changes nothing."),
+    Flag("extend", str, _D.extend,
+         "Logdir or dataset whose vocabularies are extended: docs/finetuning.md."),
+    Flag("tags_on_both_sides", bool, _D.tags_on_both_sides,
+         "Begin each side with its language's tag, as imported models do: docs/pretrained.md. It "
+         "needs --joint_vocab."),
+    Flag("new_pieces", int, _D.new_pieces, "Pieces that --extend adds at most."),
+    Flag("joint_vocab", bool, _D.joint_vocab,
+         "One vocabulary for both sides, of --source_vocab_size and --target_normalization."),
+    Flag("temperature", float, _D.temperature,
+         "T: vocabularies sample languages by size^(1/T)."),
+    Flag("character_coverage", float, _D.character_coverage,
+         "Share of characters that get a piece; the others are written as bytes."),
+    Flag("max_length", int, _D.max_length, "Leave out longer train examples, in tokens."),
+    Flag("both_directions", bool, _D.both_directions, "Add the reverse of each pair."),
+    Flag("vocab_sentences", int, _D.vocab_sentences,
+         "Most sentences that a vocabulary is trained on."),
+    Flag("set", list, [],
+         "Cleaning rules, such as --set='cleaning=(LengthRatio(),)': docs/data.md."),
+    Flag("processes", int, None, "Number of processes; by default one per core.", least=1),
+    Flag("beam", bool, False,
+         "Make the pieces in an Apache Beam pipeline; its options follow after --: docs/data.md."),
+    Flag("memory_mb", int, 1000,
+         "Memory for sorting, in MB: of all processes together; with --beam, of each process.",
+         least=1),
+    Flag("card", bool, True, "Write a page about the data: OUTPUT/card/index.html."),
+    Flag("overwrite", bool, False,
+         "Replace the dataset in --output. Discard an unfinished one that other flags began."),
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> None:
@@ -63,82 +108,7 @@ def main(arguments: list[str]) -> None:
 
 def run() -> None:
     """The console script."""
-    d = _DEFAULTS
-    flags.DEFINE_string(
-        "corpus",
-        None,
-        "Directory with SPLIT/SRC-TGT.SRC and SPLIT/SRC-TGT.TGT, or SPLIT/SRC-TGT.tsv or .tmx; "
-        "each may be compressed (.gz, .zst).",
-    )
-    flags.DEFINE_bool("synthetic", False, "Use the embedded synthetic languages instead.")
-    common.define_names(
-        "zero_shot", "With --synthetic: pairs such as qna-qka with dev and test text only."
-    )
-    flags.DEFINE_string("output", None, "Directory for the dataset.", required=True)
-    for side, size in (("source", d.source_vocab_size), ("target", d.target_vocab_size)):
-        flags.DEFINE_integer(
-            f"{side}_vocab_size", size, f"Largest number of pieces of the {side} vocabulary."
-        )
-    rules: dict[str, str] = {"source": d.source_normalization, "target": d.target_normalization}
-    for side, default in rules.items():
-        flags.DEFINE_enum(
-            f"{side}_normalization",
-            default,
-            NORMALIZATIONS,
-            f"Normalization of {side} texts; identity changes nothing.",
-        )
-    flags.DEFINE_string(
-        "extend", d.extend, "Logdir or dataset whose vocabularies are extended: docs/finetuning.md."
-    )
-    flags.DEFINE_bool(
-        "tags_on_both_sides",
-        d.tags_on_both_sides,
-        "Begin each side with its language's tag, as imported models do: docs/pretrained.md. It "
-        "needs --joint_vocab.",
-    )
-    flags.DEFINE_integer("new_pieces", d.new_pieces, "Pieces that --extend adds at most.")
-    flags.DEFINE_bool(
-        "joint_vocab",
-        d.joint_vocab,
-        "One vocabulary for both sides, of --source_vocab_size and --target_normalization.",
-    )
-    flags.DEFINE_float(
-        "temperature", d.temperature, "T: vocabularies sample languages by size^(1/T)."
-    )
-    flags.DEFINE_float(
-        "character_coverage",
-        d.character_coverage,
-        "Share of characters that get a piece; the others are written as bytes.",
-    )
-    flags.DEFINE_integer("max_length", d.max_length, "Leave out longer train examples, in tokens.")
-    flags.DEFINE_bool("both_directions", d.both_directions, "Add the reverse of each pair.")
-    flags.DEFINE_integer(
-        "vocab_sentences",
-        d.vocab_sentences,
-        "Most sentences that a vocabulary is trained on.",
-    )
-    flags.DEFINE_multi_string(
-        "set", [], "Cleaning rules, such as --set='cleaning=(LengthRatio(),)': docs/data.md."
-    )
-    flags.DEFINE_integer("processes", None, "Number of processes; by default one per core.", 1)
-    flags.DEFINE_bool(
-        "beam",
-        False,
-        "Make the pieces in an Apache Beam pipeline; its options follow after --: docs/data.md.",
-    )
-    flags.DEFINE_integer(
-        "memory_mb",
-        1000,
-        "Memory for sorting, in MB: of all processes together; with --beam, of each process.",
-        1,
-    )
-    flags.DEFINE_bool("card", True, "Write a page about the data: OUTPUT/card/index.html.")
-    flags.DEFINE_bool(
-        "overwrite",
-        False,
-        "Replace the dataset in --output. Discard an unfinished one that other flags began.",
-    )
-    common.run(main, takes_arguments=True)
+    common.run(main, TABLE, takes_arguments=True)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,18 @@ from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rates import ExpertShape, from_hardware
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.tools.common import Flag
 from lingvo_moe.training.replicas import tensors_to_move
 
 FLAGS = flags.FLAGS
 MEASURED = "measured"
+# The flag of `make_scheduler`.
+TABLE = (
+    Flag("hardware", str, None,
+         f"The kind of device: {NAMES}; or {MEASURED}, to measure them at the start. With this "
+         f"flag VExperts move as loads change."),
+)  # fmt: skip
 _BYTES = 4  # of a number of weights and optimizer state
-
-
-def define_flags() -> None:
-    """The flag of `make_scheduler`."""
-    flags.DEFINE_string(
-        "hardware",
-        None,
-        f"The kind of device: {NAMES}; or {MEASURED}, to measure them at the start. With this flag "
-        f"VExperts move as loads change.",
-    )
 
 
 def check_flags() -> None:

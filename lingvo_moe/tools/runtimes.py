@@ -13,36 +13,26 @@ from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import Flag
 from lingvo_moe.training.process import ALONE, Process
 from lingvo_moe.training.step import TrainStep
 
 FLAGS = flags.FLAGS
-
-
-def define_flags() -> None:
-    """The flags of `make_runtime`."""
-    flags.DEFINE_enum(
-        "runtime",
-        "local",
-        sorted(RUNTIMES),
-        "local: one device; xla: one device, decoding compiled by XLA; spmd: many devices, through "
-        "JAX.",
-    )
-    flags.DEFINE_string(
-        "mesh", None, "axis:size,…, such as data:2,expert:4; by default all devices along data."
-    )
-    flags.DEFINE_integer(
-        "virtual_devices", None, "Split this machine's CPU into N devices.", lower_bound=1
-    )
-
-
-def define_process_flags() -> None:
-    """The flags of `join_by_flags`, for tools that run in several processes."""
-    flags.DEFINE_string(
-        "coordinator", None, "HOST:PORT of process 0; auto: detect it from the cluster."
-    )
-    flags.DEFINE_integer("process_index", None, "Index of this process, from 0.", lower_bound=0)
-    flags.DEFINE_integer("process_count", None, "Number of processes.", lower_bound=1)
+# The flags of `make_runtime`.
+TABLE = (
+    Flag("runtime", ("local", "spmd", "xla"), "local",
+         "local: one device; xla: one device, decoding compiled by XLA; spmd: many devices, "
+         "through JAX."),
+    Flag("mesh", str, None,
+         "axis:size,…, such as data:2,expert:4; by default all devices along data."),
+    Flag("virtual_devices", int, None, "Split this machine's CPU into N devices.", least=1),
+)  # fmt: skip
+# The flags of `join_by_flags`, for tools that run in several processes.
+PROCESS_TABLE = (
+    Flag("coordinator", str, None, "HOST:PORT of process 0; auto: detect it from the cluster."),
+    Flag("process_index", int, None, "Index of this process, from 0.", least=0),
+    Flag("process_count", int, None, "Number of processes.", least=1),
+)
 
 
 def check_flags() -> None:

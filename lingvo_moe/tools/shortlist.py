@@ -13,8 +13,18 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.shortlist import make_shortlist, save_shortlist
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import Flag
 
 FLAGS = flags.FLAGS
+TABLE = (
+    Flag("logdir", str, None, "Directory of a trained model.", required=True),
+    Flag("data", str, None, "The dataset that it was trained on.", required=True),
+    Flag("candidates", int, 50, "Target pieces for each source piece.", least=1),
+    Flag("frequent", int, 200, "Most frequent target pieces of each language.", least=1),
+    Flag("sentences", int, 2000000,
+         "Largest number of sentence pairs to count, divided equally among the language pairs; "
+         "at least one sentence pair of each language pair is counted.", least=1),
+)  # fmt: skip
 
 
 def main() -> None:
@@ -28,18 +38,7 @@ def main() -> None:
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
-    flags.DEFINE_string("data", None, "The dataset that it was trained on.", required=True)
-    flags.DEFINE_integer("candidates", 50, "Target pieces for each source piece.", 1)
-    flags.DEFINE_integer("frequent", 200, "Most frequent target pieces of each language.", 1)
-    flags.DEFINE_integer(
-        "sentences",
-        2_000_000,
-        "Largest number of sentence pairs to count, divided equally among the language pairs; at "
-        "least one sentence pair of each language pair is counted.",
-        1,
-    )
-    common.run(main)
+    common.run(main, TABLE)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The tools as their users run them: in processes of their own."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -40,40 +39,6 @@ def logdir(data):
     return path
 
 
-@pytest.mark.slow
-def test_the_exported_model_equals_translate_without_this_package(data, logdir):
-    sentences = (CORPUS / "test" / "qna-en.qna").read_text() + "\u3000\nka\u2028ra\x1c mi\rra\n"
-    file = data.parent / "translations"
-    into = (f"--logdir={logdir}", "--to=en", f"--output={file}")
-    assert not succeed("translate", *into, stdin=sentences).stdout
-    ours = file.read_text()
-    output = data.parent / "export"
-    succeed("export", "--model=tiny.MoE", f"--logdir={logdir}", f"--output={output}")
-    # -I ignores PYTHONPATH and the working directory; the finder makes sure of an installed one.
-    client = (
-        "import importlib.abc, runpy, sys\n"
-        "class Refuse(importlib.abc.MetaPathFinder):\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        "        assert name.partition('.')[0] != 'lingvo_moe', name\n"
-        "sys.meta_path.insert(0, Refuse())\n"
-        f"runpy.run_path({str(output / 'translate.py')!r}, run_name='__main__')\n"
-    )
-    served = subprocess.run(
-        [sys.executable, "-I", "-c", client],
-        input=sentences,
-        capture_output=True,
-        text=True,
-        cwd="/",
-        timeout=300,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
-    assert served.returncode == 0, served.stderr
-    assert not (output / "__pycache__").exists()  # or --overwrite would find a file not its own
-    assert served.stdout == ours
-    assert ours.count("\n") == len(ours.splitlines()) == 22
-    assert ours.splitlines()[20] == ""
-
-
 def test_evaluate_writes_a_report(data, logdir):
     output = data.parent / "report"
     result = succeed(
@@ -85,15 +50,6 @@ def test_evaluate_writes_a_report(data, logdir):
     assert [(p["pair"], p["test_examples"]) for p in report["pairs"]] == [("qna-en", 20)]
     assert ink((output / "delta_bleu.png").read_bytes(), COLORS[0]) > 0
     assert ">qna-en</td>" in (output / "index.html").read_text()
-
-
-def test_scores_and_n_best(logdir):
-    out = succeed("translate", f"--logdir={logdir}", "--n_best=3", "kara", "\u3000").stdout
-    rows = [line.split("\t") for line in out.splitlines()]
-    assert len(rows) == 6
-    scores = [float(score) for score, _ in rows]
-    assert scores[:3] == sorted(scores[:3], reverse=True)
-    assert rows[3:] == [["0.0000", ""]] * 3
 
 
 def test_an_error_is_one_line_and_exit_status_1(data, tmp_path):

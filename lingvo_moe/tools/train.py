@@ -12,8 +12,26 @@ from absl import flags
 
 from lingvo_moe import api
 from lingvo_moe.tools import common, rebalancing, runtimes
+from lingvo_moe.tools.common import Flag
 
 FLAGS = flags.FLAGS
+TABLE = (
+    Flag("model", str, None, common.MODEL_HELP, required=True),
+    Flag("data", str, None, "Directory made by lingvo-moe-prepare.", required=True),
+    Flag("logdir", str, None, "Directory for checkpoints and TensorBoard events.", required=True),
+    Flag("init_from", str, None,
+         "Source of the weights of a new logdir: another logdir, or an export with weights."),
+    Flag("max_steps", int, None, "Short for --set=train.max_steps=…", least=1),
+    Flag("hours", float, None,
+         "Length of the run, instead of --max_steps: the first steps are measured.", least=0.001),
+    common.SET,
+    Flag("record_loads", str, None,
+         "File to record the loads of experts in, for experiments/placement."),
+    common.INPUT_WORKERS,
+    *rebalancing.TABLE,
+    *runtimes.TABLE,
+    *runtimes.PROCESS_TABLE,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -46,32 +64,7 @@ def _train(process):
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("model", None, common.MODEL_HELP, required=True)
-    flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
-    flags.DEFINE_string(
-        "logdir", None, "Directory for checkpoints and TensorBoard events.", required=True
-    )
-    flags.DEFINE_string(
-        "init_from",
-        None,
-        "Source of the weights of a new logdir: another logdir, or an export with weights.",
-    )
-    flags.DEFINE_integer("max_steps", None, "Short for --set=train.max_steps=…", lower_bound=1)
-    flags.DEFINE_float(
-        "hours",
-        None,
-        "Length of the run, instead of --max_steps: the first steps are measured.",
-        lower_bound=0.001,
-    )
-    flags.DEFINE_multi_string("set", [], common.SET_HELP)
-    flags.DEFINE_string(
-        "record_loads", None, "File to record the loads of experts in, for experiments/placement."
-    )
-    common.define_input_workers()
-    rebalancing.define_flags()
-    runtimes.define_flags()
-    runtimes.define_process_flags()
-    common.run(main)
+    common.run(main, TABLE)
 
 
 if __name__ == "__main__":

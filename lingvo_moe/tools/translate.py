@@ -11,44 +11,76 @@ lingvo-moe-translate --logdir=/tmp/tiny --to=en --score=test.en < test.de
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 from absl import flags
 
 from lingvo_moe.core import child, lock
 from lingvo_moe.core.files import check_file, is_stream, remove_partials, write_whole
-from lingvo_moe.core.lines import ArrivingLines, decode_lines, paired, read_lines
+from lingvo_moe.core.lines import ArrivingLines, blocks, decode_lines, paired, read_lines
+from lingvo_moe.core.params import override
 from lingvo_moe.core.progress import Progress
+from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.serving.exported import Exported, ExportedTranslator, is_saved_model
 from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.scorer import Score
 from lingvo_moe.tasks.shards import Shards, translate_shards
 from lingvo_moe.tasks.translator import BLOCK, Translation, Translator
 from lingvo_moe.tools import common, runtimes
+from lingvo_moe.tools.common import Flag
 
 FLAGS = flags.FLAGS
 _OF_TRANSLATING = ("n_best", "beam_size", "processes", "scores")
 _OF_SCORING = ("decoding.tokens", "decoding.source_prefix", "decoding.batch_tokens")
+TABLE = (
+    Flag("logdir", str, None, "A logdir, or an exported SavedModel.", required=True),
+    common.CHECKED_MODEL,
+    Flag("to", str, "en", "Language to translate into."),
+    Flag("source_language", str, None, "Language of the sentences, for models that route by it."),
+    Flag("input", str, None,
+         "File to translate, UTF-8; it may be compressed (.gz, .zst). By default standard input."),
+    Flag("output", str, None,
+         "File to write; standard output by default. The same command resumes."),
+    Flag("processes", int, 1, "Number of processes on this machine.", least=1),
+    Flag("worker", int, 0, "Set by --processes: number of this process, from 0.", least=0),
+    Flag("n_best", int, None, "Number of translations per sentence.", least=1),
+    Flag("beam_size", int, None, "Short for --set=decoding.beam_size=…", least=1),
+    Flag("scores", bool, False, "Print each score and a tab before its translation."),
+    Flag("score", str, None,
+         "File with a translation of each sentence, UTF-8; it may be compressed, or a pipe. "
+         "Print log P of each translation, a tab and the translation; do not translate."),
+    common.STEP,
+    common.SET,
+    *runtimes.TABLE,
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> None:
-    """Flags to a Model. Errors of flags and input are found before the weights are read."""
+    """Flags to a model. Errors of flags and input are found before the weights are read."""
     runtimes.check_flags()
     fields = {text.partition("=")[0].strip() for text in FLAGS.set}
     of_search = [f for f in sorted(fields - {*_OF_SCORING}) if f.startswith("decoding.")]
     common.check_effect("without --score", FLAGS.score is None, *_OF_TRANSLATING, *of_search)
-    model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
-    model_dir.prefix(FLAGS.source_language, FLAGS.to)
-    model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
+    if is_saved_model(Path(FLAGS.logdir)):
+        needed = ("processes", "step", "runtime", "model", *(fields - {*of_search, *_OF_SCORING}))
+        common.check_effect("with a logdir", False, *needed)
+        model_dir = None
+    else:
+        model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
+        model_dir.prefix(FLAGS.source_language, FLAGS.to)
+        model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
     _check_names()
     if arguments and FLAGS.input:
         raise ValueError("Give sentences as arguments or in --input, not both.")
     if FLAGS.score is not None:
         _score_stream(model_dir, arguments)
-    elif shards := _shards():
+    elif model_dir and (shards := _shards()):
         _translate_shards(model_dir, shards)
     else:
         _translate_stream(model_dir, arguments)
@@ -102,7 +134,7 @@ def _translate_shards(model_dir: ModelDir, shards: Shards) -> None:
 def _share(model_dir, shards, work, report) -> None:
     """Translates the shards that no other process translates."""
     _share_machine(FLAGS.worker, FLAGS.processes)
-    model = _load(model_dir)
+    model = Model(model_dir, runtimes.make_runtime, FLAGS.step)
     translator = model.translator()
 
     def translate(shard, progress):
@@ -134,25 +166,40 @@ def _share_machine(index: int, count: int) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)  # several processes may share it
 
 
-def _translate_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
+def _translate_stream(model_dir: ModelDir | None, arguments: Sequence[str]) -> None:
     output = _output(FLAGS.input)
     sentences, total = _sentences(arguments)
-    translator = _load(model_dir).translator()
+    translator = _load(model_dir).translator(**({} if model_dir else _options()))
     lines = _lines(translator, sentences, Progress(common.report, total), common.report)
     _write(output, lines)
 
 
-def _score_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
+def _score_stream(model_dir: ModelDir | None, arguments: Sequence[str]) -> None:
     for name in ("input", "score"):
         if Path(getattr(FLAGS, name) or os.devnull).is_dir():
             raise ValueError(f"--{name}={getattr(FLAGS, name)} is a directory; give a file.")
     output = _output(FLAGS.input, FLAGS.score)
     pairs, total = _pairs(arguments)
-    scores = _load(model_dir).scorer.stream(
-        pairs, FLAGS.to, FLAGS.source_language, Progress(common.report, total)
-    )
-    tokens = model_dir.params.decoding.tokens
-    _write(output, (_format_score(text, score, tokens) for text, score in scores))
+    model, progress = _load(model_dir), Progress(common.report, total)
+    tokens = model_dir.params.decoding.tokens if model_dir else _options().get("tokens", False)
+
+    def lines():
+        first_line = 1
+        for block in blocks(pairs, BLOCK):
+            sources, targets = map(list, zip(*block, strict=True))
+            scores = model.score(
+                sources,
+                targets,
+                FLAGS.to,
+                source_language=FLAGS.source_language,
+                first_line=first_line,
+            )
+            first_line += len(block)
+            progress(len(block))
+            for text, score in zip(targets, scores, strict=True):
+                yield _format_score(text, score, tokens)
+
+    _write(output, lines())
 
 
 def _output(*sources: str | None) -> Path | None:
@@ -176,11 +223,15 @@ def _write(output: Path | None, lines: Iterable[str]) -> None:
             write_whole(output, lines)
 
 
-def _load(model_dir: ModelDir) -> Model:
+def _load(model_dir: ModelDir | None) -> Model | Exported:
+    if model_dir is None:
+        return Exported(FLAGS.logdir)
     return Model(model_dir, runtimes.make_runtime, FLAGS.step)
 
 
-def _lines(translator: Translator, sentences: Iterable[str], *options) -> Iterator[str]:
+def _lines(
+    translator: Translator | ExportedTranslator, sentences: Iterable[str], *options: Any
+) -> Iterator[str]:
     """Translations, one a line; options are those of `Translator.stream`."""
     results = translator.stream(sentences, FLAGS.to, FLAGS.source_language, *options)
     tokens, n_best = translator.decoding.tokens, translator.decoding.n_best
@@ -192,6 +243,13 @@ def _overrides() -> list[str]:
     beam_size = [] if FLAGS.beam_size is None else [f"decoding.beam_size={FLAGS.beam_size}"]
     n_best = [] if FLAGS.n_best is None else [f"decoding.n_best={FLAGS.n_best}"]
     return [*FLAGS.set, *beam_size, *n_best]
+
+
+def _options() -> dict[str, Any]:
+    """The options of a request to an export."""
+    texts = [text.strip().removeprefix("decoding.") for text in _overrides()]
+    search = override(BeamSearchParams(), texts)
+    return {name: getattr(search, name) for name in (re.split("[.=]", t)[0] for t in texts)}
 
 
 def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
@@ -247,39 +305,7 @@ def _format(translation: Translation, tokens: bool, score: bool) -> str:
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
-    flags.DEFINE_string("model", None, "Check that the logdir is of this model.")
-    flags.DEFINE_string("to", "en", "Language to translate into.")
-    flags.DEFINE_string(
-        "source_language", None, "Language of the sentences, for models that route by it."
-    )
-    flags.DEFINE_string(
-        "input",
-        None,
-        "File to translate, UTF-8; it may be compressed (.gz, .zst). By default standard input.",
-    )
-    flags.DEFINE_string(
-        "output",
-        None,
-        "File to write; standard output by default. The same command resumes.",
-    )
-    flags.DEFINE_integer("processes", 1, "Number of processes on this machine.", lower_bound=1)
-    flags.DEFINE_integer(
-        "worker", 0, "Set by --processes: number of this process, from 0.", lower_bound=0
-    )
-    flags.DEFINE_integer("n_best", None, "Number of translations per sentence.", lower_bound=1)
-    flags.DEFINE_integer("beam_size", None, "Short for --set=decoding.beam_size=…", lower_bound=1)
-    flags.DEFINE_bool("scores", False, "Print each score and a tab before its translation.")
-    flags.DEFINE_string(
-        "score",
-        None,
-        "File with a translation of each sentence, UTF-8; it may be compressed, or a pipe. Print "
-        "log P of each translation, a tab and the translation; do not translate.",
-    )
-    flags.DEFINE_integer("step", None, "Step of the checkpoint; by default the best on dev.")
-    flags.DEFINE_multi_string("set", [], common.SET_HELP)
-    runtimes.define_flags()
-    common.run(main, takes_arguments=True)
+    common.run(main, TABLE, takes_arguments=True)
 
 
 if __name__ == "__main__":

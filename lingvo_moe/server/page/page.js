@@ -84,8 +84,8 @@ function result(sentence, translations, leftOut, settings) {
     const line = make("div", "translation");
     line.append(make("span", "text", text), make("span", "score", score.toFixed(3)));
     const details = make("div", "tokens");
-    const { scores, explains } = models.find(({ name }) => name === settings.model);
-    if (scores && text) {
+    const { explains } = models.find(({ name }) => name === settings.model);
+    if (text) {
       const button = make("button", "", "tokens");
       button.type = "button";
       const question = { ...settings, sources: [sentence], targets: [text], experts: explains };

@@ -1,4 +1,4 @@
-"""The base class of export formats: check a model, write it, open what was written.
+"""The base class of export formats: check a model, write it.
 
 `--format` of lingvo-moe-export finds a subclass by its name, wherever it is defined.
 """
@@ -13,13 +13,12 @@ import numpy as np
 
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.results import a_text, returns
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage
 from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.tasks.evaluation import Translate
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.translator import part_pieces
 from lingvo_moe.training.checkpoint import Checkpoint
 
 
@@ -29,8 +28,8 @@ class Format(Params, abc.ABC):
 
     Attributes:
         storage: how weights are stored in the file.
-        client: a file of lingvo_moe/serving that translates with an export and does not need
-            lingvo_moe. It is copied to the export. None for no such file.
+        client: a file of lingvo_moe/serving that runs an export and does not need lingvo_moe. It is
+            copied to the export. None for no such file.
         client_name: the name of the copy.
     """
 
@@ -109,42 +108,25 @@ class Format(Params, abc.ABC):
             directory: an empty directory.
         """
 
-    @returns("a text", a_text)
-    def hint(self, output: Path, model_dir: ModelDir | None = None) -> str:
-        """A command to try an export, with the languages that the model of the logdir needs."""
+    def hint(self, output: Path, model_dir: ModelDir) -> str:
+        """A command to try an export."""
         if self.client is None:
             return f"ls {shlex.quote(str(output))}"
-        client = shlex.quote(str(output / self.client_name))
-        return f"python {client}{self.flags(model_dir)} 'a sentence'"
-
-    def flags(self, model_dir: ModelDir | None) -> str:
-        """`languages` as text, such as " --to=de"; empty without a model."""
-        languages = self.languages(model_dir) if model_dir else {}
-        return "".join(f" --{name}={language}" for name, language in languages.items())
-
-    def pairs(self, model_dir: ModelDir) -> tuple[str, ...] | None:
-        """The pairs that an export translates; None for all that the model translates."""
-        del model_dir
-        return None
-
-    def languages(self, model_dir: ModelDir) -> dict[str, str]:
-        """Flags of the client, such as {"to": "de"}: languages for which it has no default."""
         source, target = model_dir.some_languages
-        if model_dir.task.needs_source_language:
-            return {"source_language": source, "to": target}
-        return {} if "en" in model_dir.tags else {"to": target}
+        needed = f" --source_language={source}" if model_dir.task.needs_source_language else ""
+        client = shlex.quote(str(output / self.client_name))
+        return f"python {client}{needed} --to={target} 'a sentence'"
 
-    @returns("a function", lambda function, *_: function if callable(function) else None)
-    def open(self, path: Path) -> Translate:
-        """Loads an export of this format; returns the function that translates with it.
 
-        Raises:
-            ValueError: the format has no such function, or the export is damaged.
-        """
-        raise ValueError(
-            f"{path} was written, but {type(self).__name__} exports cannot translate here; leave "
-            f"--report_data out."
-        )
+def about_of(model_dir: ModelDir) -> dict[str, Any]:
+    """What a client knows of a model; see `client.Engine`."""
+    return {
+        "languages": sorted(model_dir.tags),
+        "source_languages": model_dir.source_languages,
+        "pairs": model_dir.translated_pairs,
+        "part_pieces": part_pieces(model_dir.params),
+        "forms": model_dir.forms,
+    }
 
 
 def directory_size(path: Path) -> int:

@@ -10,7 +10,7 @@ M model, H hidden, E experts, K choices, V vocabulary.
 
 import dataclasses
 import json
-import math
+import shlex
 
 import numpy as np
 import tensorflow as tf
@@ -29,11 +29,10 @@ from lingvo_moe.layers.activation import GEGLU, GELU, ReLU, SwiGLU
 from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.layers.shared import Gated
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.serving.formats.base import Format
+from lingvo_moe.serving.client import ABOUT
+from lingvo_moe.serving.formats.base import Format, about_of
 from lingvo_moe.serving.prune import unrolled
-from lingvo_moe.tasks.languages import check_source_language
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import Translation, part_pieces
 
 # Activation -> its name in CTranslate2.
 _ACTIVATIONS = {ReLU(): "RELU", GELU(): "GELU", GEGLU(): "GELU", SwiGLU(): "SWISH"}
@@ -71,7 +70,7 @@ class CTranslate2(Format):
 
     task: str | None = None
 
-    client = "client_ctranslate2.py"
+    client = "client.py"
 
     def check(self, model_dir, output, pruning):
         """Checks that CTranslate2 is installed and can compute this model."""
@@ -84,7 +83,7 @@ class CTranslate2(Format):
             )
 
     def write(self, model_dir, theta, step, directory):
-        """Writes the model, the vocabularies and lingvo_moe.json."""
+        """Writes the model, the vocabularies and what the client knows."""
         number = task_number(model_dir, self.task)
         model_dir, theta = unrolled(model_dir, theta)
         spec = _spec(_import(), model_dir, merge_experts(model_dir, theta, number))
@@ -94,23 +93,25 @@ class CTranslate2(Format):
         for side in SIDES:
             (directory / f"{side}.model").write_bytes(model_dir.vocabulary(side).model_bytes)
         about = json.dumps(self._about(model_dir), ensure_ascii=False)
-        (directory / "lingvo_moe.json").write_text(about, encoding="utf-8")
+        (directory / ABOUT).write_text(about, encoding="utf-8")
 
     def _about(self, model_dir):
-        """The settings that the client reads."""
-        tags, (task_source, task_target) = model_dir.tags, self._languages_of_task(model_dir)
-        tags = {task_target: tags[task_target]} if task_target else tags
-        source, target = (model_dir.vocabulary(side) for side in SIDES)
+        """What the client knows; see `client.WithCTranslate2`."""
+        router, about = model_dir.task.task_router, about_of(model_dir)
+        source, _, target = (self.task or "").rpartition("-")
+        if router and router.task != "target":
+            about["source_languages"] = [source or self.task]
+        if router and router.task != "source":
+            about["languages"] = [target]
+        if router:
+            tasks = zip(model_dir.pairs, router.task_names(model_dir.pairs), strict=True)
+            about["pairs"] = [pair for pair, task in tasks if task == self.task]
+        read, written = (model_dir.vocabulary(side) for side in SIDES)
         decoding = model_dir.params.decoding
-        searches = {name: decoding.filled(model_dir.fitted, name) for name in tags}
-        return {
-            "tags": {name: source.pieces([tag])[0] for name, tag in tags.items()},
-            "source_languages": [task_source] if task_source else model_dir.source_languages,
-            "pairs": self.pairs(model_dir) or model_dir.translated_pairs,
-            "part_pieces": part_pieces(model_dir.params),
-            "forms": model_dir.forms,
-            "task": self.task,
-            "no_words": target.pieces([PAD, BOS]),
+        searches = {n: decoding.filled(model_dir.fitted, n) for n in about["languages"]}
+        return about | {
+            "tags": {name: read.pieces([model_dir.tags[name]])[0] for name in searches},
+            "no_words": written.pieces([PAD, BOS]),
             **{name: getattr(decoding, name) for name in _CARRIED_OUT},
             "length_ratio": {name: one.length_ratio for name, one in searches.items()},
             "length_penalty": {
@@ -120,41 +121,12 @@ class CTranslate2(Format):
             },
         }
 
-    def pairs(self, model_dir):
-        """The pairs of the exported task; all pairs without a task."""
-        router = model_dir.task.task_router
-        if self.task and router:
-            tasks = zip(model_dir.pairs, router.task_names(model_dir.pairs), strict=True)
-            return tuple(pair for pair, task in tasks if task == self.task)
-        return None
-
-    def languages(self, model_dir):
-        """Without the source language, because the export is for one task."""
-        _, target = self._languages_of_task(model_dir)
-        given = {"to": target} if target else super().languages(model_dir)
-        return {name: language for name, language in given.items() if name == "to"}
-
-    def _languages_of_task(self, model_dir):
-        """(source, target) of the exported task; None for a language that it does not fix."""
-        router = model_dir.task.task_router
-        if not self.task or not router:
-            return None, None
-        source, _, target = self.task.rpartition("-")
-        of = {"source": (self.task, None), "target": (None, self.task), "pair": (source, target)}
-        return of[router.task]
-
-    def open(self, path):
-        """Loads the model; its scores are NaN."""
-        from lingvo_moe.serving import client_ctranslate2  # needs the optional package
-
-        model = client_ctranslate2.Model(path)
-
-        def translate(sentences, target_language, source_language, warn):
-            check_source_language(source_language, model.about["source_languages"])
-            texts = model.translate(sentences, target_language, warn=warn)
-            return [[Translation(text, math.nan)] for text in texts]
-
-        return translate
+    def hint(self, output, model_dir):
+        """With languages of the exported task."""
+        translated = self._about(model_dir)["pairs"]
+        target = translated[0].rpartition("-")[2] if translated else model_dir.some_languages[1]
+        client = shlex.quote(str(output / self.client_name))
+        return f"python {client} --to={target} 'a sentence'"
 
 
 def task_number(model_dir: ModelDir, task: str | None = None) -> int | None:
@@ -172,24 +144,20 @@ def task_number(model_dir: ModelDir, task: str | None = None) -> int | None:
             )
         _check_layers(model)
         return None
-    reason = (
-        "it has no routing by token (router ByToken)"
-        if router is None
-        else "its shared expert has a gate for each token"
-        if isinstance(moe.shared, Gated)
-        else f"{moe.gating} does not choose by the scores of a task"
-        if isinstance(moe.gating, Hash)
-        else f"{moe.training} has its own layout of experts"
-        if moe.training.holding != EachOnce()
-        else f"its experts have the activation {moe.expert.activation} and its other layers "
-        f"{model.activation}"
-        if moe.expert.activation not in (None, model.activation)
-        else None
-    )
-    if reason or router is None:
+    reasons = {
+        "it has no routing by token (router ByToken)": router is None,
+        "its shared expert has a gate for each token": isinstance(moe.shared, Gated),
+        f"{moe.gating} does not choose by the scores of a task": isinstance(moe.gating, Hash),
+        f"{moe.training} has its own layout of experts": moe.training.holding != EachOnce(),
+        f"its experts have the activation {moe.expert.activation} and its other layers "
+        f"{model.activation}": moe.expert.activation not in (None, model.activation),
+    }
+    if found := [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(
-            f"CTranslate2 cannot compute this model: {reason}. Export it with --format=saved_model."
+            f"CTranslate2 cannot compute this model: {found[0]}. Export it with "
+            f"--format=saved_model."
         )
+    assert router
     _check_layers(model)
     known = model_dir.task.trained_tasks
     if task not in known:

@@ -12,6 +12,7 @@ from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.params import override
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving import client
 from lingvo_moe.serving.formats.ctranslate2 import CTranslate2, merge_experts, task_number
 from lingvo_moe.serving.formats.storage import STORAGES
 from lingvo_moe.serving.prune import Pruning
@@ -93,29 +94,20 @@ def test_what_does_not_fit_is_refused_with_the_reason(by_task, overrides, name, 
 
 
 @pytest.mark.parametrize(
-    ("router", "task", "pair", "to"),
+    ("router", "task", "sources", "targets"),
     [
-        (None, None, ("de", "en"), ""),
-        (None, None, ("de", "fr"), " --to=fr"),
-        ("source", "de", ("de", "en"), " --to=en"),
-        ("target", "fr", ("de", "en"), " --to=fr"),
-        ("pair", "de-fr", ("de", "en"), " --to=fr"),
+        ("source", "qna", ["qna"], ["en"]),
+        ("target", "en", None, ["en"]),
+        ("pair", "qna-en", ["qna"], ["en"]),
     ],
 )
-def test_the_hint_has_only_flags_of_the_client(router, task, pair, to):
-    """The client takes no source language, and its default target is English."""
-    of_task = types.SimpleNamespace(
-        needs_source_language=router in ("source", "pair"),
-        task_router=types.SimpleNamespace(task=router) if router else None,
-    )
-    model_dir = types.SimpleNamespace(some_languages=pair, tags={pair[1]: 4}, task=of_task)
-    hint = CTranslate2(task=task).hint(Path("export"), model_dir)
-    assert hint == f"python export/translate.py{to} 'a sentence'"
-
-
-def test_an_export_translates_the_pairs_of_its_task(by_task):
-    assert CTranslate2(task="qna").pairs(by_task) == ("qna-en",)
-    assert CTranslate2().pairs(by_task) is None
+def test_an_export_knows_the_languages_of_its_task(by_task, router, task, sources, targets):
+    model_dir = changed(by_task, f"model.moe.router=ByTask(task='{router}')")
+    about = CTranslate2(task=task)._about(model_dir)
+    assert about["source_languages"] == (sources or model_dir.source_languages)
+    assert about["languages"] == targets == list(about["tags"])
+    assert set(about["pairs"]) == ({"qna-en"} if sources else set(model_dir.pairs))
+    assert " --to=en " in CTranslate2(task=task).hint(Path("export"), model_dir)
 
 
 def test_without_the_package_the_message_names_the_cure(by_task, tmp_path, monkeypatch):
@@ -133,15 +125,12 @@ class TestTranslations:
 
     @staticmethod
     def both(model_dir, output, **options):
-        from lingvo_moe.serving import client_ctranslate2
-
-        greedy = model_dir.with_overrides([GREEDY, "decoding.beam_size=1"])
-        CTranslate2(**options).export(model_dir, output)
+        alone = model_dir.with_overrides(["decoding.beam_size=1"])
+        greedy = alone.with_overrides([GREEDY])
+        CTranslate2(**options).export(alone, output)
         translator, _ = load_translator(greedy, Local(greedy.task))
         ours = [best[0].text for best in translator(LINES, "en", options.get("task"))]
-        warnings = []
-        theirs = client_ctranslate2.Model(output).translate(LINES, "en", 1, warnings.append)
-        return ours, theirs
+        return ours, list(client.translate(client.WithCTranslate2(output), LINES))
 
     def test_of_a_task(self, by_task, tmp_path):
         ours, theirs = self.both(by_task, tmp_path / "export", task="qna")
@@ -156,11 +145,9 @@ class TestTranslations:
 
     def test_of_sentences_longer_than_its_limit(self, tmp_path):
         """CTranslate2 by itself reads 1,024 pieces of a source, without a word."""
-        from lingvo_moe.serving import client_ctranslate2
-
         model_dir = trained(tmp_path / "long", "model.moe=None", "input.source_length=1200")
         CTranslate2().export(model_dir, tmp_path / "export")
-        model = client_ctranslate2.Model(tmp_path / "export")
+        model = client.WithCTranslate2(tmp_path / "export")
         translator, seen = model._translator, []
 
         def translate_batch(rows, **options):
@@ -169,7 +156,7 @@ class TestTranslations:
 
         model._translator = types.SimpleNamespace(translate_batch=translate_batch)
         long = "kara mi " * 290
-        model.translate([long], "en", 1, pytest.fail)
+        list(client.translate(model, [long]))
         assert seen == [(len(model._source.encode(long)) + 1, 0)]
         assert seen[0][0] > 1024
 
@@ -181,14 +168,10 @@ class TestTranslations:
         assert theirs == ours
         assert ours != self.both(by_task, tmp_path / "plain", task="qna")[0]
 
-    def test_the_beam_of_the_client_is_that_of_the_model(self, by_task, tmp_path):
-        from lingvo_moe.serving import client_ctranslate2
-
-        output = tmp_path / "export"
-        CTranslate2(task="qna").export(by_task.with_overrides(["decoding.beam_size=1"]), output)
-        model = client_ctranslate2.Model(output)
-        assert model.translate(LINES) == model.translate(LINES, beam_size=1)
-        assert model.translate(LINES) != model.translate(LINES, beam_size=4)
+    def test_the_beam_is_that_of_the_model(self, by_task, tmp_path):
+        CTranslate2(task="qna").export(by_task, tmp_path / "four")
+        found = list(client.translate(client.WithCTranslate2(tmp_path / "four"), LINES))
+        assert found != self.both(by_task, tmp_path / "one", task="qna")[1]
 
     @pytest.mark.parametrize(
         ("option", "default"),
@@ -205,22 +188,17 @@ class TestTranslations:
         assert not list(tmp_path.iterdir())
 
     def test_the_client(self, by_task, tmp_path, monkeypatch, capsys):
-        from lingvo_moe.serving import client_ctranslate2
-
         output = tmp_path / "export"
         CTranslate2(STORAGES["int8"], task="qna").export(by_task, output)
-        monkeypatch.setattr(sys, "argv", ["translate.py", f"--model={output}", "--beam_size=1"])
+        monkeypatch.setattr(sys, "argv", ["translate.py", f"--model={output}"])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
-        client_ctranslate2.main()
+        client.main()
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == len(LINES)
         assert lines[2] == ""
-        with pytest.raises(ValueError, match=r"into 'EN'; it knows .*en.* Did you mean 'en'"):
-            client_ctranslate2.Model(output).translate(["kara"], "EN")
-        opened = CTranslate2().open(output)
-        assert len(opened(["kara mi"], "en", "qna", warn=pytest.fail)) == 1
-        with pytest.raises(ValueError, match=r"does not translate from 'qnu'; it knows qna\."):
-            opened(["kara mi"], "en", "qnu", warn=pytest.fail)  # its experts are not exported
+        monkeypatch.setattr(sys, "argv", [*sys.argv, "--source_language=qnu", "kara"])
+        with pytest.raises(ValueError, match="knows qna"):  # its experts are not exported
+            client.main()
 
     def test_pruning_is_refused(self, by_task, tmp_path):
         with pytest.raises(ValueError, match="only the experts of one task; drop --prune"):

@@ -4,9 +4,7 @@ import dataclasses
 import json
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +14,11 @@ from lingvo_moe.core.files import read_json
 from lingvo_moe.core.safetensors import InParts
 from lingvo_moe.pretrained import config as configs
 from lingvo_moe.pretrained import tensors, tokenizer
-from lingvo_moe.pretrained.hugging_face import ORIGINAL, import_model
+from lingvo_moe.pretrained.hugging_face import ORIGINAL
 from lingvo_moe.pretrained.names import Origin, origins
-from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.formats.storage import Storage
 from lingvo_moe.serving.prune import unrolled
-from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.param_changes import function_changes
 from lingvo_moe.tasks.params import TranslationParams
@@ -43,11 +39,6 @@ class HuggingFace(Format):
     def check(self, model_dir, output, pruning):
         """Checks that the model was imported, and that the storage is float32 or bfloat16."""
         _config(model_dir)
-        if pruning and len(set(map(len, pruning.kept(model_dir).values()))) > 1:
-            raise ValueError(
-                "--format=huggingface has one number of experts for all layers. Drop --prune_ratio "
-                "and --prune_by, or pass --format=safetensors or saved_model."
-            )
         if self.storage.name not in ("float32", "bfloat16"):
             raise ValueError(
                 f"--format=huggingface cannot store {self.storage.name}; pass --dtype=bfloat16, "
@@ -60,7 +51,6 @@ class HuggingFace(Format):
         model_dir, theta = unrolled(model_dir, theta)
         weights = {path: np.asarray(weight) for path, weight in theta.flatten()}
         task = TranslationTask(configs.to_params(config))
-        _check_shapes(model_dir, task, weights)
         prefix = "" if _is_headless(config) else tensors.PREFIX
         types = _types(model_dir, self.storage)
         written = {
@@ -77,15 +67,9 @@ class HuggingFace(Format):
             if (model_dir.path / ORIGINAL / name).exists():
                 shutil.copyfile(model_dir.path / ORIGINAL / name, directory / name)
 
-    def hint(self, output, model_dir=None):
+    def hint(self, output, model_dir):
         """Imports it again."""
         return f"lingvo-moe-import --from={shlex.quote(str(output))} --output=DIR"
-
-    def open(self, path):
-        """Imports the export again and loads that model."""
-        with tempfile.TemporaryDirectory() as directory:
-            model_dir = import_model(path, Path(directory) / "logdir")
-            return load_translator(model_dir, Local(model_dir.task))[0]
 
 
 def _config(model_dir: ModelDir) -> dict[str, Any]:
@@ -123,15 +107,6 @@ def _check_function(model_dir: ModelDir, imported: TranslationParams) -> None:
 def _is_headless(config: dict[str, Any]) -> bool:
     """Whether the checkpoint is of the model without a head, whose names have no prefix."""
     return str(next(iter(config.get("architectures") or ()), "")).endswith("Model")
-
-
-def _check_shapes(model_dir: ModelDir, task: TranslationTask, weights: dict) -> None:
-    for path, spec in task.weights().flatten():
-        if path not in weights or weights[path].shape != spec.shape:
-            raise ValueError(
-                f"{model_dir.path}: the weight {path} is not as {ORIGINAL}/{configs.FILE} says, so "
-                f"the format cannot hold it. Export it with --format=safetensors."
-            )
 
 
 def _types(model_dir: ModelDir, storage: Storage) -> dict[str, np.dtype]:

@@ -5,10 +5,7 @@ import shlex
 
 import numpy as np
 
-from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.base import Format
-from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.model_weights import save_weights
 
 
@@ -16,8 +13,7 @@ from lingvo_moe.tasks.model_weights import save_weights
 class Safetensors(Format):
     """Weights in one .safetensors file, float32 or bfloat16; params; vocabularies.
 
-    All tools and `load` read it like a logdir, but it cannot be trained. After pruning, every layer
-    must have the same number of experts.
+    All tools and `load` read it like a logdir, but it cannot be trained.
     """
 
     def check(self, model_dir, output, pruning):
@@ -30,24 +26,14 @@ class Safetensors(Format):
 
     def write(self, model_dir, theta, step, directory):
         """Writes the weights, the params and the vocabularies."""
-        specs = model_dir.task.weights()
-        shapes = {name: spec.shape for name, spec in specs.flatten()}
-        if any(w.shape != shapes[name] for name, w in theta.flatten()):
-            raise ValueError(
-                "Params cannot describe layers with different numbers of experts; pass "
-                "--prune_by=layer, or --format=saved_model."
-            )
-        packed = theta.map(self.storage.pack, specs).flatten()
+        packed = theta.map(self.storage.pack, model_dir.task.weights()).flatten()
         weights = {name: one.values for name, one in packed}
         save_weights(directory, weights, step)
         dataclasses.replace(model_dir, path=directory).save()
 
-    def hint(self, output, model_dir=None):
+    def hint(self, output, model_dir):
         """Translates with the tool."""
-        logdir = shlex.quote(str(output))
-        return f"lingvo-moe-translate --logdir={logdir}{self.flags(model_dir)} 'a sentence'"
-
-    def open(self, path):
-        """Loads the model."""
-        model_dir = ModelDir.open(path)
-        return load_translator(model_dir, Local(model_dir.task))[0]
+        _, target = model_dir.some_languages
+        return (
+            f"lingvo-moe-translate --logdir={shlex.quote(str(output))} --to={target} 'a sentence'"
+        )

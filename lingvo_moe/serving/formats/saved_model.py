@@ -18,7 +18,6 @@ from lingvo_moe.decoding.request import Request, numbers_of
 from lingvo_moe.serving import graph_surface as surface
 from lingvo_moe.serving.client import check_path
 from lingvo_moe.serving.compact import compact
-from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage, Stored, variables_of
 from lingvo_moe.serving.graph_functions import checked, checked_numbers, function_of
@@ -31,23 +30,13 @@ from lingvo_moe.tasks.scorer import MAX_TOKENS
 from lingvo_moe.tasks.sides import split_request
 from lingvo_moe.tasks.translator import export_request, max_pieces, part_pieces
 
-TRANSLATE, WITH_OPTIONS, SCORE = "serving_default", "with_options", "score"  # signatures
-
 
 def default_options(params: TranslationParams) -> dict[str, tf.Tensor]:
-    """The options of `ServedModel.translate_with`, by name, with their values in the model.
-
-    A model with other rules of search has none.
-    """
+    """The options of `ServedModel.translate_with`, by name, with their values in the model."""
     decoding = params.decoding
-    if decoding.rules:
-        return {}
-    texts = {"forbidden": list(decoding.forbidden), "source_prefix": ""}
-    if not params.language_tags.on_target:
-        texts["target_prefix"] = decoding.target_prefix
-    return {name: tf.constant(value) for name, value in numbers_of(decoding).items()} | {
-        name: tf.constant(text, tf.string) for name, text in texts.items()
-    }
+    texts = ["source_prefix", *([] if params.language_tags.on_target else ["target_prefix"])]
+    numbers = {name: tf.constant(value) for name, value in numbers_of(decoding).items()}
+    return numbers | dict.fromkeys(texts, tf.constant(""))
 
 
 class ServedModel(tf.Module):
@@ -63,16 +52,15 @@ class ServedModel(tf.Module):
             tf.errors.InvalidArgumentError.
         translate_with: the same with further arguments: the options of a request, by default those
             of the model. They are the numeric ones (`numbers_of`; OWN is the number fitted to the
-            target language), `source_prefix` and `target_prefix` string [] (the latter if the model
-            supports it), and `forbidden` string [F]. A value that breaks a rule
-            raises tf.errors.InvalidArgumentError. It also
+            target language), and `source_prefix` and `target_prefix` string [] (the latter if the
+            model supports it). A value that breaks a rule raises tf.errors.InvalidArgumentError.
+            What `decoding.forbidden` names at export is forbidden in all requests. It also
             returns `tokens` string [B, N, T], the pieces of each translation, with EOS, then "";
             `log_probs` float32 [B, N, T], that of each token, then 0; `source` string [B, L], the
             pieces of each sentence, then ""; and `aligned` int32 [B, N, T], the index in `source`
-            of each token's aligned piece, or -1. Absent if the model has decoding.rules.
+            of each token's aligned piece, or -1.
         score: a tf.function of `sentences` and `translations` string [B], and the languages. It
-            returns `tokens` string [B, T] and `log_probs` float32 [B, T], as above. Absent if the
-            model has decoding.rules.
+            returns `tokens` string [B, T] and `log_probs` float32 [B, T], as above.
         count_pieces, count_target_pieces: tf.functions of `texts` string [B] -> int32 [B], their
             numbers of tokens.
         about: a tf.function without arguments: the attributes of an `Exported`; `options`, the
@@ -117,11 +105,8 @@ class ServedModel(tf.Module):
         both = {"source_language": string, "target_language": string}
         languages = both if self._task.needs_source_language else {"target_language": string}
         self._options = default_options(self._task.params)
-        if self._options:
-            self.translate_with = function_of(
-                self._translate_with, first | languages, self._options
-            )
-            self.score = function_of(self._score, first | {"translations": strings} | languages)
+        self.translate_with = function_of(self._translate_with, first | languages, self._options)
+        self.score = function_of(self._score, first | {"translations": strings} | languages)
         self.translate = function_of(self._translate, first | languages)
         self.count_pieces = function_of(lambda texts: source.count(texts), {"texts": strings})
         self.count_target_pieces = function_of(
@@ -132,14 +117,16 @@ class ServedModel(tf.Module):
     def save(self, directory: Path) -> None:
         """Writes a SavedModel.
 
-        Its signatures are `serving_default`, which is `translate`, `count_pieces` and
-        `count_target_pieces`, and with options also `with_options`, which is `translate_with`, and
-        `score`.
+        Its signatures are `serving_default`, which is `translate`, `with_options`, which is
+        `translate_with`, `score`, `count_pieces` and `count_target_pieces`.
         """
-        signatures = {TRANSLATE: self.translate, "count_pieces": self.count_pieces}
-        signatures["count_target_pieces"] = self.count_target_pieces
-        if self._options:
-            signatures |= {WITH_OPTIONS: self.translate_with, SCORE: self.score}
+        signatures = {
+            "serving_default": self.translate,
+            "with_options": self.translate_with,
+            "score": self.score,
+            "count_pieces": self.count_pieces,
+            "count_target_pieces": self.count_target_pieces,
+        }
         tf.saved_model.save(self, str(directory), signatures=signatures)
         compact(directory)
 
@@ -149,7 +136,6 @@ class ServedModel(tf.Module):
             "languages": tf.constant(sorted(model_dir.tags)),
             "source_languages": tf.constant(model_dir.source_languages, tf.string),
             "pairs": tf.constant(model_dir.translated_pairs, tf.string),
-            "n_best": tf.constant(self._task.params.decoding.n_best),
             "max_pieces": tf.constant(self._max_pieces),
             "part_pieces": tf.constant(part_pieces(model_dir.params)),
             "options": self._options,
@@ -189,7 +175,9 @@ class ServedModel(tf.Module):
 
     def _request_of(self, options):
         """The Request of option tensors."""
-        ids = {"forbidden": self._target.edges(options["forbidden"])}
+        ids = {}
+        if edges := self._request.forbidden:  # of no static number, as the loop's shapes need
+            ids["forbidden"] = tf.raw_ops.PlaceholderWithDefault(input=edges, shape=[None, 3])
         if "target_prefix" in options:
             prefix = self._target.encode(rstrip(options["target_prefix"])[None]).values
             ids["prefix"] = checked(
@@ -268,17 +256,6 @@ class SavedModel(Format):
         with quiet():  # SentencePiece logs its normalization
             module = ServedModel(model_dir, theta, self.storage)
         module.save(directory)
-
-    def open(self, path):
-        """Loads the SavedModel."""
-        exported = Exported(path)
-
-        def translate(sentences, target_language, source_language, warn):
-            return exported.translate(
-                sentences, target_language, source_language=source_language, warn=warn
-            )
-
-        return translate
 
 
 def _variable(array: np.ndarray | tf.Tensor | None) -> tf.Variable | None:

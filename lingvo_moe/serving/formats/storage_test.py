@@ -26,11 +26,6 @@ def test_int8_has_a_scale_for_each_row_of_an_embedding():
     assert packed.values.tolist() == [[127, -64], [0, 127]]  # -63.5 goes to the even number
 
 
-def test_a_channel_of_zeros_stays_zero():
-    packed = STORAGES["int8"].pack(np.zeros([2, 2], np.float32), spec("MH"))
-    assert np.array_equal(packed.unpack(), np.zeros([2, 2]))
-
-
 def test_experts_and_equal_layers_have_scales_of_their_own():
     weight = np.ones([3, 2, 4, 5], np.float32)
     packed = STORAGES["int8"].pack(weight, WeightSpec(weight.shape, Constant(0.0), "YEMH"))
@@ -50,11 +45,6 @@ def test_gates_norms_and_biases_stay_float32(name, dims):
     packed = STORAGES[name].pack(MATRIX, spec(dims))
     assert packed.values is MATRIX
     assert packed.scale is None
-
-
-def test_tables_stay_integers():
-    table = np.array([[0, -1]], np.int32)
-    assert STORAGES["int8"].pack(table, spec("e.")).unpack().dtype == tf.int32
 
 
 def test_places_in_a_variable_may_be_larger_than_int32():
