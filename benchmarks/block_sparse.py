@@ -30,7 +30,7 @@ MODELS = {
 }
 EXPERTS, BLOCK = 64, 128
 # Operands and result of the dense product: E experts, T tokens of each, M and H. The function of
-# layers/block_sparse.py, and whether it gets `transpose`.
+# megablocks/block_sparse.py, and whether it gets `transpose`.
 PRODUCTS = {
     "sdd": ("ETM", "EMH", "ETH", "sampled", False),
     "dsd": ("ETH", "EHM", "ETM", "summed_by_row", False),
@@ -45,7 +45,7 @@ _WARM_UP, _LEAST_SECONDS = 3, 0.02
 def write(directory: Path, dtype: str) -> None:
     """Exports every product of every model."""
     import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-    from lingvo_moe.layers import block_sparse as products
+    from lingvo_moe.megablocks import block_sparse as products
     from lingvo_moe.runtimes.lowering import ArraySpec
     from lingvo_moe.serving.stablehlo import Program, lower
 

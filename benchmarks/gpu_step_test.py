@@ -4,7 +4,7 @@ import pytest
 from gpu_step import PEAKS, _check_torch, main
 
 from lingvo_moe import api
-from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.config.params import override, to_fields
 from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.testing.tiny_world import SHRINK

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from lingvo_moe.core.params import override
+from lingvo_moe.config.params import override
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds
 from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.pipeline import Batches, InputParams, Part, TrainInput

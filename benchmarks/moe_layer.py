@@ -27,15 +27,15 @@ from published_moe import Published
 from training_step import seconds_in_turn
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-from lingvo_moe.core.layer import Context, init_theta
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.base import NOTHING, Gating
-from lingvo_moe.gatings.queues import route_choices
-from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.dispatch import Einsum, Gather
-from lingvo_moe.layers.dropless import Dropless
-from lingvo_moe.layers.moe import MoE, MoEParams
-from lingvo_moe.layers.ragged import Ragged
+from lingvo_moe.megablocks.dropless import Dropless
+from lingvo_moe.moe.dispatch import Einsum, Gather
+from lingvo_moe.moe.gatings.base import NOTHING, Gating
+from lingvo_moe.moe.gatings.queues import route_choices
+from lingvo_moe.moe.gatings.top_k import TopK
+from lingvo_moe.moe.layer import MoE, MoEParams
+from lingvo_moe.moe.ragged import Ragged
+from lingvo_moe.nn.layer import Context, init_theta
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.testing.peak import flops, products
 from lingvo_moe.testing.tokens import tokens_of

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Context
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.moe import MoEOutput
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.moe.layer import MoEOutput
+from lingvo_moe.nn.layer import Context
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.tokens import Tokens
 
 
 class Published:

@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-from lingvo_moe.core.lines import read_lines
+from lingvo_moe.system.lines import read_lines
 
 MOST_CONNECTIONS = 500  # under overload; more requests than these wait in the client
 
@@ -40,8 +40,8 @@ def parse() -> argparse.Namespace:
 
 def offline(logdir, sentences, to, seconds):
     """Translations by sentence, and sentences/s of the translator that the tool uses."""
+    from lingvo_moe.jobs.evaluation import load_translator
     from lingvo_moe.runtimes.local import Local
-    from lingvo_moe.tasks.evaluation import load_translator
     from lingvo_moe.tasks.model_dir import ModelDir
 
     model_dir = ModelDir.open(logdir)

@@ -9,8 +9,8 @@ import dataclasses
 import tensorflow as tf
 
 import lingvo_moe as lm
-from lingvo_moe.gatings.base import NOTHING, Gating
-from lingvo_moe.gatings.queues import route_choices
+from lingvo_moe.moe.gatings.base import NOTHING, Gating
+from lingvo_moe.moe.gatings.queues import route_choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,18 +24,18 @@ import sacrebleu
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from experiments.pages import replace_table
-from lingvo_moe.core.files import write_whole
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import TrainInput, eval_batches
+from lingvo_moe.inference.translator import Translator
+from lingvo_moe.jobs.evaluation import translate_split
+from lingvo_moe.jobs.training import train_step
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.evaluation import translate_split
+from lingvo_moe.system.files import write_whole
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.routing_metrics import max_vio
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.tasks.translator import Translator
 
 _LAST = 100  # steps that drop rate and balance are averaged over
 _GROUPS = "model.moe.training.groups=4"  # the groups of four devices

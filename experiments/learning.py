@@ -28,19 +28,19 @@ from experiments.learning_data import prepared
 from experiments.learning_rows import ROWS, Row
 from experiments.learning_run import SEARCH_LENGTH, SEARCH_ROWS, is_made, make
 from experiments.learning_tables import write_tables
-from lingvo_moe.core.files import write_whole
-from lingvo_moe.core.layer import EVALUATION
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.config.params import override, to_fields
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.request import Request
+from lingvo_moe.jobs.training import train_step
+from lingvo_moe.nn.layer import EVALUATION
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.lowering import ArraySpec
 from lingvo_moe.serving import stablehlo
 from lingvo_moe.serving.stablehlo import Program
+from lingvo_moe.system.files import write_whole
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 
 _METRICS = ("nll", "tokens", "pair_nll", "pair_tokens")

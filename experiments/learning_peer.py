@@ -6,9 +6,9 @@ import numpy as np
 import torch
 import transformers
 
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.packing import padded
 from lingvo_moe.data.vocabulary import EOS, PAD
+from lingvo_moe.nn.nested_map import NestedMap
 
 _CLIP, _WEIGHT_DECAY, _BETAS = 1.0, 0.01, (0.9, 0.98)
 _PARTS = 4  # of a batch, each with sentences of similar length, so that few positions are padding

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.core.fields import Params, PositiveFloat
+from lingvo_moe.config.fields import Params, PositiveFloat
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import registered
 
@@ -44,7 +44,7 @@ class Row:
         splits: the splits to translate.
         peer: a model of another package, which is trained instead of `model`.
         until_source_use: training ends when the source use, in nats per token (see
-            lingvo_moe.tasks.source_use), is at least this; None to train all steps.
+            lingvo_moe.jobs.source_use), is at least this; None to train all steps.
     """
 
     name: str

@@ -24,15 +24,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lingvo_moe.core.files import write_whole
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import from_fields
+from lingvo_moe.config.params import from_fields
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.packing import padded
 from lingvo_moe.data.pipeline import InputParams, Prefetcher, TrainInput
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.evaluation.scores import PairOutput, pool, score_pair
-from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics
+from lingvo_moe.jobs.source_use import SourceUse, SplitBatches, add_metrics
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.system.files import write_whole
 
 _FIELDS = ("bleu", "chrf", "train_examples", "test_examples", "reliable")
 State = dict[str, np.ndarray]

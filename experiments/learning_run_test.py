@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from experiments.learning_run import is_made, make
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import to_fields
+from lingvo_moe.config.params import to_fields
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.testing import tiny_world
 
 

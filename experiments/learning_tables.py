@@ -12,11 +12,11 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.learning_rows import ROWS
 from experiments.pages import merge_table
-from lingvo_moe.core.files import write_whole
-from lingvo_moe.core.params import from_fields, to_fields
+from lingvo_moe.config.params import from_fields, to_fields
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.reporting.figure import to_png
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.system.files import write_whole
 
 Run = dict[str, Any]
 # Study -> dev losses. The table has the number of tokens until each is reached (GShard, table 2).

@@ -6,7 +6,7 @@ from experiments.learning_rows import ROWS
 from experiments.learning_tables import fit_of_budgets, study_table
 from experiments.pages import merge_table
 from experiments.real_text import curve_table, draw_curve
-from lingvo_moe.core.params import to_fields
+from lingvo_moe.config.params import to_fields
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.training.summaries import SummaryWriter
 

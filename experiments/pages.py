@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lingvo_moe.core.files import write_whole
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.system.files import write_whole
 
 
 def merge_table(page: Path, mark: str, table: Table, order: Sequence[str] = ()) -> None:

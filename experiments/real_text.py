@@ -21,14 +21,14 @@ from matplotlib.figure import Figure
 from experiments.learning_data import prepared
 from experiments.pages import merge_table, replace_table
 from lingvo_moe import api
-from lingvo_moe.core.files import write_whole
-from lingvo_moe.core.params import override
+from lingvo_moe.config.params import override
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.plot import draw_plot
 from lingvo_moe.evaluation.report import Report, averages_table, pairs_table, shown_averages
 from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
 from lingvo_moe.reporting.figure import COLORS, to_png
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.system.files import write_whole
 from lingvo_moe.tasks.params import TranslationParams
 
 _CURVE = {  # tag of TensorBoard -> name and format

@@ -25,21 +25,21 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.dispatch import Dispatcher, Gather
-from lingvo_moe.layers.fitted import Fitted
-from lingvo_moe.layers.moe import MoE, MoEParams
-from lingvo_moe.layers.tokens import Tokens
-from lingvo_moe.layers.vexperts import VExperts
-from lingvo_moe.placement.policy_maker import PolicyMaker
-from lingvo_moe.placement.profile import Machine, measure
-from lingvo_moe.placement.rebalance import Rebalanced
-from lingvo_moe.placement.scheduler import Scheduler
+from lingvo_moe.flexmoe.policy_maker import PolicyMaker
+from lingvo_moe.flexmoe.profile import Machine, measure
+from lingvo_moe.flexmoe.rebalance import Rebalanced
+from lingvo_moe.flexmoe.scheduler import Scheduler
+from lingvo_moe.flexmoe.vexperts import VExperts
+from lingvo_moe.megablocks.fitted import Fitted
+from lingvo_moe.moe.dispatch import Dispatcher, Gather
+from lingvo_moe.moe.gatings.top_k import TopK
+from lingvo_moe.moe.layer import MoE, MoEParams
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.lowering import Layout
 from lingvo_moe.runtimes.spmd import Spmd
-from lingvo_moe.sharding.annotations import parse_mesh
+from lingvo_moe.sbp.annotations import parse_mesh
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.schedules import Constant
 from lingvo_moe.training.step import LossOutput, TrainStep

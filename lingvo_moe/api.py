@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from lingvo_moe.core.fields import short_repr
-from lingvo_moe.core.files import check_local
-from lingvo_moe.core.one_process import NotLoaded, is_forked
-from lingvo_moe.core.params import evolve, text_of
-from lingvo_moe.core.progress import report
-from lingvo_moe.core.registry import get_params
-from lingvo_moe.core.registry import register as register
+from lingvo_moe.config.fields import short_repr
+from lingvo_moe.config.params import evolve, text_of
+from lingvo_moe.config.registry import get_params
+from lingvo_moe.config.registry import register as register
 from lingvo_moe.data.corpora import Examples, write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import Dataset
@@ -21,22 +18,25 @@ from lingvo_moe.data.prepare import PrepareParams, prepare_synthetic
 from lingvo_moe.data.prepare import prepare as prepare_corpus
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.evaluation.report import Report
+from lingvo_moe.inference.scorer import Score as Score
+from lingvo_moe.inference.translator import Translation as Translation
+from lingvo_moe.jobs import baselines as bilingual
+from lingvo_moe.jobs import evaluation
+from lingvo_moe.jobs.model import Model
+from lingvo_moe.jobs.training import TrainingJob, train_model
+from lingvo_moe.nn.one_process import NotLoaded, is_forked
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported, is_saved_model
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.tasks import baselines as bilingual
-from lingvo_moe.tasks import evaluation
-from lingvo_moe.tasks.model import Model
+from lingvo_moe.system.files import check_local
+from lingvo_moe.system.progress import report
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import typical
-from lingvo_moe.tasks.scorer import Score as Score
-from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tasks.translation import RuntimeFn
-from lingvo_moe.tasks.translator import Translation as Translation
 from lingvo_moe.training.loop import TrainResult
 
 # Lines of text by split, or those of "train" alone.

@@ -15,7 +15,7 @@ import pytest
 
 import lingvo_moe as lm
 from lingvo_moe import api
-from lingvo_moe.core import plugins, registry
+from lingvo_moe.config import plugins, registry
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.language_tags import OnBothSides
 from lingvo_moe.evaluation.report import REPORT_FILE
@@ -113,7 +113,7 @@ def test_a_logdir_remembers_the_modules_that_it_needs(world, monkeypatch, tmp_pa
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, lingvo_moe as lm\n"
-        "from lingvo_moe.core import plugins\n"
+        "from lingvo_moe.config import plugins\n"
         "os.chdir(os.path.dirname(__file__))\n"
         "model = lm.load(sys.argv[1])\n"
         "print(type(model.params.model.moe.gating).__module__, len(plugins.imported()))"

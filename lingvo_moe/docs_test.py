@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import lingvo_moe as lm
-from lingvo_moe.core import registry
-from lingvo_moe.core.params import override
+from lingvo_moe.config import registry
+from lingvo_moe.config.params import override
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -102,7 +102,7 @@ def test_python_in_pages_can_be_read_and_imports_what_exists(page):
         tree = ast.parse(block)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lingvo_moe"):
-                if node.module == "lingvo_moe.gatings.sampled":  # the page's own example
+                if node.module == "lingvo_moe.moe.gatings.sampled":  # the page's own example
                     continue
                 module = importlib.import_module(node.module)
                 missing = [

@@ -5,14 +5,14 @@ import shutil
 import numpy as np
 import pytest
 
-from lingvo_moe.core.files import MANIFEST, new_directory
-from lingvo_moe.core.params import override, to_fields
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import override, to_fields
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.records import Records
 from lingvo_moe.evaluation.report import format_table, load_report, save_report
 from lingvo_moe.evaluation.routing import RoutingRecord
-from lingvo_moe.placement.traces import Trace
+from lingvo_moe.flexmoe.traces import Trace
+from lingvo_moe.system.files import MANIFEST, new_directory
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.fuzz import EXAMPLES, changed_json, check, damaged, st
 from lingvo_moe.testing.logdirs import random_logdir

@@ -16,10 +16,11 @@ from _serve import STEPS, fingerprint, serve, sources
 from ours import MODEL
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-from lingvo_moe.core import npz, registry
-from lingvo_moe.core.params import override
+from lingvo_moe.config import registry
+from lingvo_moe.config.params import override
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
+from lingvo_moe.system import npz
 from lingvo_moe.tasks.translation import TranslationTask
 
 # With this length penalty a longer translation could always be better, so all STEPS steps are run.

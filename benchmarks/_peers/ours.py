@@ -9,12 +9,12 @@ import tensorflow as tf
 from _serve import SHAPE, batch, serve
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-from lingvo_moe.core import registry
-from lingvo_moe.core.layer import count_weights
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import override
+from lingvo_moe.config import registry
+from lingvo_moe.config.params import override
+from lingvo_moe.jobs.training import train_step
+from lingvo_moe.nn.layer import count_weights
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.peak import SQUARE, flops, products
 

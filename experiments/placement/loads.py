@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from lingvo_moe.core.fields import (
+from lingvo_moe.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
     Params,
@@ -15,7 +15,7 @@ from lingvo_moe.core.fields import (
     PositiveInt,
     Share,
 )
-from lingvo_moe.placement.traces import Trace
+from lingvo_moe.flexmoe.traces import Trace
 
 
 def on_devices(trace: Trace, devices: int) -> Trace:

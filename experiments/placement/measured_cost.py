@@ -25,11 +25,11 @@ import jax
 import numpy as np
 
 from experiments.placement.loads import SyntheticLoads
+from lingvo_moe.flexmoe.cost import CostModel
+from lingvo_moe.flexmoe.placement import Placement
+from lingvo_moe.flexmoe.policy_maker import PolicyMaker
+from lingvo_moe.flexmoe.profile import Machine, probes, timed
 from lingvo_moe.hardware.links import Switched
-from lingvo_moe.placement.cost import CostModel
-from lingvo_moe.placement.placement import Placement
-from lingvo_moe.placement.policy_maker import PolicyMaker
-from lingvo_moe.placement.profile import Machine, probes, timed
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.testing.device_flow import device_flow
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.placement.cost import CostModel
-from lingvo_moe.placement.placement import Placement
-from lingvo_moe.placement.policy_maker import PolicyMaker
-from lingvo_moe.placement.scheduler import Scheduler, State, count_moves
+from lingvo_moe.flexmoe.cost import CostModel
+from lingvo_moe.flexmoe.placement import Placement
+from lingvo_moe.flexmoe.policy_maker import PolicyMaker
+from lingvo_moe.flexmoe.scheduler import Scheduler, State, count_moves
 from lingvo_moe.testing.device_flow import device_flow
 
 

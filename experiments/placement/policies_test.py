@@ -12,7 +12,7 @@ from experiments.placement.policies import (
     StrictReassignment,
     home_devices,
 )
-from lingvo_moe.placement.cost import balance_ratio
+from lingvo_moe.flexmoe.cost import balance_ratio
 from lingvo_moe.testing.placements import make_cost
 
 LOADS = np.array([[6, 2], [5, 3]])  # two devices, two experts: 11 and 5

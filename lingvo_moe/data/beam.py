@@ -12,10 +12,10 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lingvo_moe.core.pieces import take
-from lingvo_moe.core.plugins import import_plugins, imported
+from lingvo_moe.config.plugins import import_plugins, imported
 from lingvo_moe.data.pair_work import Piece, Work
 from lingvo_moe.data.stages import PreparationStage, stages
+from lingvo_moe.system.pieces import take
 
 try:
     import apache_beam as beam

@@ -41,8 +41,8 @@ class Odd(CleaningRule):
 _RUN = """
 import sys
 from pathlib import Path
-from lingvo_moe.core.params import override
-from lingvo_moe.core.plugins import import_plugins
+from lingvo_moe.config.params import override
+from lingvo_moe.config.plugins import import_plugins
 from lingvo_moe.data.prepare import PrepareParams, prepare
 
 if __name__ == "__main__":

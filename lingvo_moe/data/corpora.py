@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from lingvo_moe.core.lines import check_utf8, read_lines
 from lingvo_moe.data.dataset import SPLITS, check_pair_name
 from lingvo_moe.data.tmx import read_tmx
+from lingvo_moe.system.lines import check_utf8, read_lines
 
 # (pair such as "de-en", source, target), one by one.
 Examples = Iterable[tuple[str, str, str]]

@@ -12,11 +12,11 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from lingvo_moe.core.fields import check_fields
-from lingvo_moe.core.files import check_file_name, read_json, write_whole
-from lingvo_moe.core.lines import first_of
+from lingvo_moe.config.fields import check_fields
 from lingvo_moe.data.records import Example, Records
 from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.system.files import check_file_name, read_json, write_whole
+from lingvo_moe.system.lines import first_of
 
 FORMAT = 3
 FILE = "dataset.json"

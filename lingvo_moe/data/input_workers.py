@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import child
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.config import child
 from lingvo_moe.data.pipeline import Batches, InputPosition, Part, TrainInput
+from lingvo_moe.nn.nested_map import NestedMap
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from lingvo_moe.core import plugins
-from lingvo_moe.core.params import override
+from lingvo_moe.config import plugins
+from lingvo_moe.config.params import override
 from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.pipeline import InputParams, Part, TrainInput
 from lingvo_moe.testing.tiny_world import dataset

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import langcodes
 
-from lingvo_moe.core.lines import first_of
+from lingvo_moe.system.lines import first_of
 
 
 def are_near(one: str, other: str) -> bool:

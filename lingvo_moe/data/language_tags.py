@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from lingvo_moe.core.fields import Params
-from lingvo_moe.core.tokens import BOS, EOS
+from lingvo_moe.config.fields import Params
+from lingvo_moe.nn.special_tokens import BOS, EOS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

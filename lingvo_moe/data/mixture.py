@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lingvo_moe.core.fields import NonNegativeFloat, Params
-from lingvo_moe.core.patterns import Factors, check_found, first_match
+from lingvo_moe.config.fields import NonNegativeFloat, Params
+from lingvo_moe.config.patterns import Factors, check_found, first_match
 from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 from lingvo_moe.data.records import Example

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.batching import batches, rounded_up
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.records import Example
 from lingvo_moe.data.vocabulary import BOS, PAD
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.system.batching import batches, rounded_up
 
 
 class Shape(NamedTuple):

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import npz
-from lingvo_moe.core.files import new_file, write_whole
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example, shard_bounds
@@ -25,6 +23,8 @@ from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import write_records
 from lingvo_moe.data.spelling import spelling
 from lingvo_moe.data.vocabulary import SPACE, UNK, Vocabulary
+from lingvo_moe.system import npz
+from lingvo_moe.system.files import new_file, write_whole
 
 _BLOCK_LINES, _BLOCK_CHARACTERS = 20_000, 8_000_000
 

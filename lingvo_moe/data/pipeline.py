@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lingvo_moe.core.fields import FROM_DATA, FromData, Params, PositiveFloat, PositiveInt
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.patterns import Factors
+from lingvo_moe.config.fields import FROM_DATA, FromData, Params, PositiveFloat, PositiveInt
+from lingvo_moe.config.patterns import Factors
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.mixture import MAIN, Corpus, Mixture
 from lingvo_moe.data.modifiers.base import Modifier
 from lingvo_moe.data.packing import Shape, batch_of, pack
 from lingvo_moe.data.virtual_shard import Reader, VirtualShard
+from lingvo_moe.nn.nested_map import NestedMap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import lock
-from lingvo_moe.core.files import MANIFEST, REPLACE, check_output, new_directory, read_json
-from lingvo_moe.core.lines import first_of
-from lingvo_moe.core.params import to_fields
-from lingvo_moe.core.pieces import begin
-from lingvo_moe.core.plugins import source_files
-from lingvo_moe.core.progress import Progress
+from lingvo_moe.config.params import to_fields
+from lingvo_moe.config.plugins import source_files
 from lingvo_moe.data.card import counts_table, write_card
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
@@ -37,6 +32,11 @@ from lingvo_moe.data.stages import (
 from lingvo_moe.data.surface import form_of
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.system import lock
+from lingvo_moe.system.files import MANIFEST, REPLACE, check_output, new_directory, read_json
+from lingvo_moe.system.lines import first_of
+from lingvo_moe.system.pieces import begin
+from lingvo_moe.system.progress import Progress
 
 MAKER = "lingvo-moe-prepare"
 _CURE = f"Give the same corpus and options to go on, or {REPLACE} to start again."

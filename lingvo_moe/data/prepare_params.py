@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from lingvo_moe.core.fields import (
+from lingvo_moe.config.fields import (
     FromData,
     NonNegativeInt,
     Params,

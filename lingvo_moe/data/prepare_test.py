@@ -4,10 +4,11 @@ import os
 
 import pytest
 
-from lingvo_moe.core import lock, plugins
+from lingvo_moe.config import plugins
 from lingvo_moe.data.prepare import PrepareParams, format_dataset, prepare, prepare_synthetic
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.system import lock
 from lingvo_moe.testing.files import contents
 from lingvo_moe.testing.interrupted import interrupt
 

@@ -10,8 +10,8 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from lingvo_moe.core.lines import LINE_ENDS, one_line
 from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
+from lingvo_moe.system.lines import LINE_ENDS, one_line
 
 _CLOSING = """["')\\]»”’」』）》】]*"""
 _OPENING = "\"'“‘„«»([「『（《"

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from lingvo_moe.core import child, plugins
-from lingvo_moe.core.params import override
+from lingvo_moe.config import child, plugins
+from lingvo_moe.config.params import override
 from lingvo_moe.data import pair_work
 from lingvo_moe.data import prepare as preparation
 from lingvo_moe.data.cleaning.base import Near

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 
-from lingvo_moe.core.lines import is_blank, one_line
+from lingvo_moe.system.lines import is_blank, one_line
 
 GAP = (  # between words: spaces, control characters and marks of direction
     "\0-\x20\x7f-\xa0\xad\u1680\u2000-\u200b\u200e\u200f\u2028-\u202f\u205f-\u2069\u3000\ufeff"

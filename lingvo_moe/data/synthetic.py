@@ -16,11 +16,11 @@ import random
 from collections.abc import Collection
 from pathlib import Path
 
-from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveInt
-from lingvo_moe.core.files import new_directory
+from lingvo_moe.config.fields import NonNegativeInt, Params, PositiveInt
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.synthetic_grammar import Sentence, english, sample_sentence
 from lingvo_moe.data.synthetic_languages import LANGUAGES, get_language, translate
+from lingvo_moe.system.files import new_directory
 
 MAKER = "lingvo-moe-prepare --synthetic"
 

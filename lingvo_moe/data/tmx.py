@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-from lingvo_moe.core.lines import one_line, open_bytes
+from lingvo_moe.system.lines import one_line, open_bytes
 
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _STANDALONE = ("it", "ph", "ut")  # markup such as a line break or a picture

@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 import sentencepiece
 
-from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.data.model_file import ModelFile
 from lingvo_moe.data.normalization import Normalization, normalize, normalizer_of, rules_model
+from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 
 SPACE = "\u2581"  # a space in a piece
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params, PositiveInt
-from lingvo_moe.core.smart_cond import size_of, smart_cond
+from lingvo_moe.config.fields import Params, PositiveInt
+from lingvo_moe.nn.smart_cond import size_of, smart_cond
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

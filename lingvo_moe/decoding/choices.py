@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.smart_cond import size_of
 from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
+from lingvo_moe.nn.smart_cond import size_of
 
 _CHUNK = LOGITS_MULTIPLE
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.smart_cond import smart_cond
-from lingvo_moe.core.tokens import BOS, PAD
+from lingvo_moe.nn.smart_cond import smart_cond
+from lingvo_moe.nn.special_tokens import BOS, PAD
 
 START, WRITTEN = 0, 1
 

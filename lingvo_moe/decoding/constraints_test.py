@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION
-from lingvo_moe.core.tokens import BOS, EOS, PAD
 from lingvo_moe.decoding.constraints import Constraints, join_lattices
 from lingvo_moe.decoding.flat_beam_search import beam_search, search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.layers.attention import causal_bias
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.nn.layer import EVALUATION
+from lingvo_moe.nn.special_tokens import BOS, EOS, PAD
+from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.testing.slow_search import (
     assert_same,
     reference_search,

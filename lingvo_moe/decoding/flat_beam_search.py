@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.smart_cond import size_of, smart_cond
-from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.decoding.cache import of_parents, own_positions
 from lingvo_moe.decoding.choices import best_choices
 from lingvo_moe.decoding.constraints import Constraints, given
@@ -21,6 +18,9 @@ from lingvo_moe.decoding.hugging_face import search_like
 from lingvo_moe.decoding.params import MAX_BEAM
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.layers.transformer import Transformer
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.smart_cond import size_of, smart_cond
+from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 
 _IMPOSSIBLE = -math.inf
 _NO_WORDS = (PAD, BOS, EOS, UNK)

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, init_theta
-from lingvo_moe.core.plugins import import_plugins
-from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.config.plugins import import_plugins
 from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.decoding.choices import best_choices
 from lingvo_moe.decoding.flat_beam_search import search
@@ -19,7 +17,9 @@ from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.layers.attention import MultiHead
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.position import Rotary, Sinusoidal
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.nn.layer import EVALUATION, init_theta
+from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.testing.slow_search import (
     assert_same,
     reference_search,

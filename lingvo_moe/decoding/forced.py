@@ -5,9 +5,9 @@ B sentences, L source length, T target length.
 
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tokens import BOS
 from lingvo_moe.layers.transformer import Transformer
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.special_tokens import BOS
 
 
 def score_given(

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params
-from lingvo_moe.core.tokens import EOS, PAD
+from lingvo_moe.config.fields import Params
 from lingvo_moe.decoding.cache import of_parents, own_positions
+from lingvo_moe.nn.special_tokens import EOS, PAD
 
 _IMPOSSIBLE = -math.inf
 

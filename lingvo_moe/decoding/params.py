@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import (
+from lingvo_moe.config.fields import (
     FROM_DATA,
     FromData,
     NonNegativeInt,
@@ -16,12 +16,12 @@ from lingvo_moe.core.fields import (
     PositiveInt,
     Rule,
 )
-from lingvo_moe.core.lines import is_blank
-from lingvo_moe.core.params import evolve_all
+from lingvo_moe.config.params import evolve_all
 from lingvo_moe.decoding.cache import ByBeam, Cache
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.sampling import Sampling
+from lingvo_moe.system.lines import is_blank
 
 MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
 _ROUNDING = 1e-6  # more than the relative error of a product in float32

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.fields import FROM_DATA
-from lingvo_moe.core.tokens import EOS
+from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.decoding.cache import Cache
 from lingvo_moe.decoding.constraints import Edge, given
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.decoding.shortlist import Shortlist
+from lingvo_moe.nn.special_tokens import EOS
 
 # Fields that are inputs of a graph, so that other values need no new graph.
 _NUMBERS = {

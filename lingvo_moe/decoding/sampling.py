@@ -6,9 +6,9 @@ from typing import Annotated
 
 import tensorflow as tf
 
-from lingvo_moe.core import random
-from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, Rule
-from lingvo_moe.core.smart_cond import smart_cond
+from lingvo_moe.config.fields import NonNegativeInt, Params, PositiveFloat, Rule
+from lingvo_moe.nn import random
+from lingvo_moe.nn.smart_cond import smart_cond
 
 _Mass = Annotated[float, Rule("in (0, 1]", lambda p: 0 < p <= 1)]
 _LEAST_TEMPERATURE = 1e-6

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.tokens import UNK
 from lingvo_moe.decoding.params import MAX_BEAM
+from lingvo_moe.nn.special_tokens import UNK
 
 _LEAST = MAX_BEAM + UNK + 1  # tokens among which a search can always choose
 

@@ -3,11 +3,11 @@ import types
 import numpy as np
 import pytest
 
-from lingvo_moe.core.tokens import PAD
 from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.decoding.shortlist import Shortlist
+from lingvo_moe.nn.special_tokens import PAD
 from lingvo_moe.testing.slow_search import assert_same, reference_search, request_of, tiny
 
 TAGS = [5, 6]

@@ -5,11 +5,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.core.files import write_whole
-from lingvo_moe.core.lines import read_lines
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.report import REPORT_FILE, load_report
 from lingvo_moe.evaluation.scores import PairOutput, PairScore, file_line
+from lingvo_moe.system.files import write_whole
+from lingvo_moe.system.lines import read_lines
 
 _SUFFIXES = {"sources": "src", "hypotheses": "hyp", "references": "ref"}
 

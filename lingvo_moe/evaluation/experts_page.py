@@ -14,11 +14,11 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from lingvo_moe.core.lines import printable
 from lingvo_moe.evaluation.experts import ExpertStatistics, LayerExperts, Side
 from lingvo_moe.reporting.figure import legible, to_png
 from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table, rounded
+from lingvo_moe.system.lines import printable
 
 _NUMBERS = {  # column: field of LayerExperts, form
     "MaxVio": ("max_vio", ".2f"),

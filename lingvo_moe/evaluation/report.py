@@ -9,13 +9,13 @@ import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
-from lingvo_moe.core.fields import Params
-from lingvo_moe.core.files import read_json, write_whole
-from lingvo_moe.core.lines import printable
+from lingvo_moe.config.fields import Params
 from lingvo_moe.evaluation.columns import MEASURES, SCORES, Column, shown
 from lingvo_moe.evaluation.scores import PairOutput, PairScore, check_pair
 from lingvo_moe.reporting.page import escape, image
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.system.files import read_json, write_whole
+from lingvo_moe.system.lines import printable
 
 REPORT_FILE = "report.json"
 ZERO_SHOT = "°"  # marks pairs without training data

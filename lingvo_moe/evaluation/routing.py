@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lingvo_moe.core import npz
+from lingvo_moe.system import npz
 
 _BY_PAIR = ("pair_load", "pair_first", "pair_confidence")
 

@@ -15,7 +15,7 @@ from typing import Any
 from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest
 
-from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, Share
+from lingvo_moe.config.fields import NonNegativeFloat, NonNegativeInt, Params, Share
 from lingvo_moe.evaluation import tokenizers
 
 # Scores and p-values of fewer test lines are unreliable. Such pairs are marked, and also scored

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 
-from lingvo_moe.core.fields import list_of
+from lingvo_moe.config.fields import list_of
 
 # Tokenizers, in order of preference; the first installed one is used. Then codes of languages (ISO
 # 639-1, -2 and -3) and of scripts (ISO 15924).

@@ -1,1 +1,1 @@
-"""The layers of a Transformer with Mixture-of-Experts."""
+"""The layers of a Transformer."""

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params, PositiveInt, Rate
-from lingvo_moe.core.layer import (
+from lingvo_moe.config.fields import Params, PositiveInt, Rate
+from lingvo_moe.layers.position import Position, Unordered
+from lingvo_moe.nn.layer import (
     Context,
     Layer,
     Normal,
@@ -22,12 +23,11 @@ from lingvo_moe.core.layer import (
     biases,
     dropout,
 )
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.smart_cond import size_of
-from lingvo_moe.layers.position import Position, Unordered
-from lingvo_moe.layers.tokens import Tokens
-from lingvo_moe.sharding import copies
-from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.smart_cond import size_of
+from lingvo_moe.nn.tokens import Tokens
+from lingvo_moe.sbp import copies
+from lingvo_moe.sbp.annotations import annotate
 
 # Added to the logits of forbidden pairs: large enough for a probability of 0 in float32, small
 # enough that a row of forbidden pairs alone (padding) is finite in bfloat16 too.

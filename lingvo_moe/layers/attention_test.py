@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, Context, init_theta
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.attention import Attention, causal_bias, segment_bias
 from lingvo_moe.layers.position import RelativeBias
+from lingvo_moe.nn.layer import EVALUATION, Context, init_theta
+from lingvo_moe.nn.nested_map import NestedMap
 
 MODEL, HEADS, DIM = 6, 2, 4
 LAYER = Attention(model_dim=MODEL, num_heads=HEADS, head_dim=DIM)

@@ -5,12 +5,12 @@ import math
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import PositiveInt
-from lingvo_moe.core.layer import Layer, Normal, WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.config.fields import PositiveInt
 from lingvo_moe.layers.loss import smoothed_cross_entropy
-from lingvo_moe.sharding import copies
-from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.nn.layer import Layer, Normal, WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.sbp import copies
+from lingvo_moe.sbp.annotations import annotate
 
 LOGITS_MULTIPLE = 64  # decoding searches the best logits in chunks of this size
 

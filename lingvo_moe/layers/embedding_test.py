@@ -1,9 +1,9 @@
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Normal, init_theta
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.nn.layer import Normal, init_theta
+from lingvo_moe.nn.nested_map import NestedMap
 
 TABLE = NestedMap(table=tf.constant([[1.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 0, 3.0, 4.0]]))
 LAYER = Embedding(vocab_size=3, model_dim=4)

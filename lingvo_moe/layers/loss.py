@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
-from lingvo_moe.core.gradients import custom_gradient
-from lingvo_moe.sharding import copies
-from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.nn.gradients import custom_gradient
+from lingvo_moe.sbp import copies
+from lingvo_moe.sbp.annotations import annotate
 
 
 def smoothed_cross_entropy(
@@ -19,7 +19,7 @@ def smoothed_cross_entropy(
 
     Args:
         hidden: [B, T, M].
-        table: [V, M], of the same type; or with D copies [D, V, M] (sharding/copies.py).
+        table: [V, M], of the same type; or with D copies [D, V, M] (sbp/copies.py).
         labels: int32 [B, T].
         smoothing: ε, in [0, 1).
 

@@ -5,10 +5,10 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params, PositiveFloat
-from lingvo_moe.core.layer import Constant, WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.sharding import copies
+from lingvo_moe.config.fields import Params, PositiveFloat
+from lingvo_moe.nn.layer import Constant, WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.sbp import copies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.layer import init_theta
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.norm import LayerNorm, RMSNorm
+from lingvo_moe.nn.layer import init_theta
+from lingvo_moe.nn.nested_map import NestedMap
 
 
 def test_by_hand():

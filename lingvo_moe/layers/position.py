@@ -7,9 +7,9 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
-from lingvo_moe.core.layer import Layer, Normal, WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.config.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
+from lingvo_moe.nn.layer import Layer, Normal, WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class RelativeBias(Layer):
     def fprop(self, theta: NestedMap, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """The bias float32 [N, T, L] for query positions int32 [T] and key positions int32 [L].
 
-        [D, N, T, L] of a bias with D copies (sharding/copies.py).
+        [D, N, T, L] of a bias with D copies (sbp/copies.py).
         """
         buckets = self.bucket(key[None, :] - query[:, None])
         by_pair = tf.gather(tf.cast(theta.bias, tf.float32), buckets, axis=-2)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.layers.position import Relative, Rotary, Sinusoidal
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.nn.tokens import Tokens
 
 
 def test_sines_before_cosines_by_hand():

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.gradients import custom_gradient
-from lingvo_moe.core.tensorflow_private import control_flow_util, xla_optimization_barrier
+from lingvo_moe.nn.gradients import custom_gradient
+from lingvo_moe.nn.tensorflow_private import control_flow_util, xla_optimization_barrier
 
 
 def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:

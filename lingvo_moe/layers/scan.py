@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.gradients import custom_gradient
-from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.layers.remat import tensors_of, with_tensors
+from lingvo_moe.nn.gradients import custom_gradient
+from lingvo_moe.nn.zeros import runtime_zeros
 
 ScanBody = Callable[[Any, tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, Any]]
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, Context, init_theta
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.dispatch import Einsum
-from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.scan import scan
-from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.moe.dispatch import Einsum
+from lingvo_moe.moe.layer import MoEParams
+from lingvo_moe.nn.layer import EVALUATION, Context, init_theta
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.training.adafactor import Adafactor
 
 

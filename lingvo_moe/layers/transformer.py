@@ -8,12 +8,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import PositiveInt
-from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names, stacked
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.smart_cond import size_of
-from lingvo_moe.core.tokens import PAD
-from lingvo_moe.core.zeros import runtime_zeros
+from lingvo_moe.config.fields import PositiveInt
 from lingvo_moe.layers.attention import (
     FORBIDDEN,
     KeysValues,
@@ -24,10 +19,15 @@ from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.position import RelativeBias
 from lingvo_moe.layers.remat import rematerialized, stop_gradients
 from lingvo_moe.layers.scan import scan
-from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer_layer import StackOutput, TransformerLayer, TransformerParams
-from lingvo_moe.sharding import copies
-from lingvo_moe.sharding.annotations import active, annotate
+from lingvo_moe.nn.layer import EVALUATION, Context, Layer, dropout, layer_names, stacked
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.smart_cond import size_of
+from lingvo_moe.nn.special_tokens import PAD
+from lingvo_moe.nn.tokens import Tokens
+from lingvo_moe.nn.zeros import runtime_zeros
+from lingvo_moe.sbp import copies
+from lingvo_moe.sbp.annotations import active, annotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

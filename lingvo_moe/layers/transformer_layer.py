@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import FromData, Params, PositiveInt, Rate
-from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.smart_cond import size_of
-from lingvo_moe.layers.activation import Activation, ReLU
+from lingvo_moe.config.fields import FromData, Params, PositiveInt, Rate
 from lingvo_moe.layers.attention import Attention, AttentionParams, KeysValues, MultiHead
-from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.norm import Norm, RMSNorm
 from lingvo_moe.layers.position import Position, Relative
-from lingvo_moe.layers.tokens import Tokens
-from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.moe.activation import Activation, ReLU
+from lingvo_moe.moe.feed_forward import FeedForward
+from lingvo_moe.moe.layer import MoE, MoEParams
+from lingvo_moe.nn.layer import EVALUATION, Context, Layer, dropout
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.smart_cond import size_of
+from lingvo_moe.nn.tokens import Tokens
+from lingvo_moe.sbp.annotations import annotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

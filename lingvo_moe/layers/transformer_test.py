@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
-from lingvo_moe.core.tokens import PAD
-from lingvo_moe.gatings.top_2 import Top2
-from lingvo_moe.layers.activation import GELU, SwiGLU
 from lingvo_moe.layers.attention import MultiHead
-from lingvo_moe.layers.dispatch import Gather
-from lingvo_moe.layers.experts import ExpertParams
-from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.position import Rotary, Sinusoidal
-from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.moe.activation import GELU, SwiGLU
+from lingvo_moe.moe.dispatch import Gather
+from lingvo_moe.moe.experts import ExpertParams
+from lingvo_moe.moe.gatings.top_2 import Top2
+from lingvo_moe.moe.layer import MoEParams
+from lingvo_moe.nn.layer import EVALUATION, Context, count_weights, init_theta
+from lingvo_moe.nn.special_tokens import PAD
+from lingvo_moe.nn.tokens import Tokens
 
 SOURCE_VOCAB, TARGET_VOCAB = 19, 13
 PARAMS = TransformerParams(

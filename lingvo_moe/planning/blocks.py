@@ -13,13 +13,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from lingvo_moe.core.layer import WeightSpec
-from lingvo_moe.gatings.base import expert_capacity
-from lingvo_moe.layers.holding import Slots
+from lingvo_moe.moe.gatings.base import expert_capacity
+from lingvo_moe.moe.holding import Slots
+from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.planning import flow
 from lingvo_moe.planning.share import BlockCost, Communication, Computation
 from lingvo_moe.planning.weights import FLOAT32, Rules, WeightCosts
-from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
 from lingvo_moe.planning.share import BlockCost, Communication, Computation
-from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.tasks.params import TranslationParams
 
 

@@ -3,15 +3,15 @@ import re
 
 import pytest
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.hardware.chips import HARDWARE
-from lingvo_moe.layers.dispatch import Einsum
-from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer import TransformerParams
+from lingvo_moe.moe.dispatch import Einsum
+from lingvo_moe.moe.layer import MoEParams
 from lingvo_moe.planning.costs import count_costs
-from lingvo_moe.sharding.annotations import Mesh, parse_mesh
+from lingvo_moe.sbp.annotations import Mesh, parse_mesh
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.devices import run_on

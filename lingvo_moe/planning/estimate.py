@@ -6,7 +6,7 @@ from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.hardware.links import group
 from lingvo_moe.planning.costs import Costs
 from lingvo_moe.planning.share import PARTS, Communication, Computation
-from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sbp.annotations import Mesh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

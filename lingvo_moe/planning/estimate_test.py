@@ -7,7 +7,7 @@ from lingvo_moe.hardware.links import Torus
 from lingvo_moe.planning.costs import Costs, Memory
 from lingvo_moe.planning.estimate import estimate
 from lingvo_moe.planning.share import Communication, Computation
-from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sbp.annotations import Mesh
 
 DEVICE = Hardware(
     description="round numbers",

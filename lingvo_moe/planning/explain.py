@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_moe.core import plugins
+from lingvo_moe.config import plugins
 from lingvo_moe.planning.search import HAND, ROOM, Found, Strategy, apply_strategy
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.sbp.params import ShardingParams
 from lingvo_moe.tasks.params import TranslationParams
 
 GB = 1e9

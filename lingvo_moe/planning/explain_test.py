@@ -3,9 +3,9 @@ import math
 
 import pytest
 
-from lingvo_moe.core import plugins
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config import plugins
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.explain import flags, format_search, overrides, search_to_json
 from lingvo_moe.planning.search import (

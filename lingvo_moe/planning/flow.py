@@ -3,17 +3,17 @@
 A product with a weight is three products: forward, and backward for each operand. The sharding
 rules give the types of the operands, the signatures (sbp/signatures.py) the type of the result, and
 the rules the type that is needed. Boxing (sbp/boxing.py) gives the collectives between the two.
-Letters are those of sharding/params.py.
+Letters are those of sbp/params.py.
 """
 
 import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.sbp.boxing import collective
 from lingvo_moe.sbp.signatures import Gather, Operator, einsum, infer
 from lingvo_moe.sbp.types import NdSbp, from_rules
-from lingvo_moe.sharding.annotations import Mesh
 
 Rules = Mapping[str, tuple[str, ...]]
 

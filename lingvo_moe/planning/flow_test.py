@@ -1,6 +1,6 @@
 from lingvo_moe.planning import flow
-from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.sbp.params import ShardingParams
 
 MESH = Mesh(("data", "expert", "model"), (2, 4, 2))
 RULES = ShardingParams().compute_rules(MESH)

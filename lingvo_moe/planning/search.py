@@ -1,7 +1,7 @@
 """Searches the best sharding of a model: the mesh, the axes of every letter, rematerialisation.
 
 Yuan et al. 2021 (arXiv 2110.15032) choose a signature for each operator. Here the result must be
-sharding rules of a model (sharding/params.py), so there is one choice for each letter: heads,
+sharding rules of a model (sbp/params.py), so there is one choice for each letter: heads,
 hidden units and the vocabulary are split along "model" or not; weights and slots at rest are split
 further or not. Rows are split along "data" and "expert", experts along "expert". Two choices apply
 to the whole model: whether layers are rematerialised, and whether gradients stay partial across
@@ -26,8 +26,8 @@ from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
 from lingvo_moe.planning.costs import count_costs, memory_of
 from lingvo_moe.planning.estimate import Estimate, estimate, transfer_seconds, work_seconds
 from lingvo_moe.planning.weights import Rules
-from lingvo_moe.sharding.annotations import Mesh, assignment
-from lingvo_moe.sharding.params import DATA_AND_EXPERT, Rule, ShardingParams, ZeRO, on_mesh
+from lingvo_moe.sbp.annotations import Mesh, assignment
+from lingvo_moe.sbp.params import DATA_AND_EXPERT, Rule, ShardingParams, ZeRO, on_mesh
 from lingvo_moe.tasks.params import TranslationParams
 
 AXES = ("data", "expert", "model")

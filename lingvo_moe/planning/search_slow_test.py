@@ -9,13 +9,13 @@ import sys
 import pytest
 from numpy.testing import assert_allclose
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.explain import overrides
 from lingvo_moe.planning.search import ROOM, search_strategies
-from lingvo_moe.sharding.annotations import parse_mesh
+from lingvo_moe.sbp.annotations import parse_mesh
 from lingvo_moe.testing.training_on_mesh import LENGTH, PARAMS, ROWS, TOLERANCE, local, run
 
 pytestmark = pytest.mark.slow
@@ -76,9 +76,9 @@ def test_the_collectives_are_those_of_the_compiled_program(model, mesh, changes)
 def main(model, mesh, *changes):
     """Prints bytes by kind of the collectives of a training step."""
     from lingvo_moe.data.packing import batch_of
+    from lingvo_moe.jobs.training import train_step
     from lingvo_moe.runtimes.hlo import collectives, total_bytes
     from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
-    from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
     params = override(get_params(model), changes)

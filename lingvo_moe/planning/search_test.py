@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import estimate
@@ -20,8 +20,8 @@ from lingvo_moe.planning.search import (
     price,
     search_strategies,
 )
-from lingvo_moe.sharding.annotations import assignment
-from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.sbp.annotations import assignment
+from lingvo_moe.sbp.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.small_models import MOE, SMALL
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core.plugins import import_plugins, imported
+from lingvo_moe.config.plugins import import_plugins, imported
 from lingvo_moe.runtimes.hlo import Collective, collectives
-from lingvo_moe.sharding.annotations import Mesh, parse_mesh
+from lingvo_moe.sbp.annotations import Mesh, parse_mesh
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # otherwise JAX would look for a TPU
@@ -218,6 +218,7 @@ def lower_for_devices(
     from jax import export
 
     from lingvo_moe.data.packing import Shape, batch_of
+    from lingvo_moe.jobs.training import train_step
     from lingvo_moe.runtimes.lowering import (
         Layout,
         batch_specs,
@@ -225,7 +226,6 @@ def lower_for_devices(
         partition_translate,
         shapes,
     )
-    from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
     layout = Layout(mesh, params.sharding, tuple(devices))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from lingvo_moe.planning.share import Communication
-from lingvo_moe.sharding.annotations import Mesh, assignment
+from lingvo_moe.sbp.annotations import Mesh, assignment
 
 FLOAT32 = 4
 

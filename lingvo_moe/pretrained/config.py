@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_moe.core.fields import check_fields, short_repr
+from lingvo_moe.config.fields import check_fields, short_repr
 from lingvo_moe.data.language_tags import OnBothSides
 from lingvo_moe.data.pipeline import InputParams
-from lingvo_moe.gatings.top_2 import Top2
-from lingvo_moe.layers.experts import ExpertParams
-from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.position import Sinusoidal
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.moe.experts import ExpertParams
+from lingvo_moe.moe.gatings.top_2 import Top2
+from lingvo_moe.moe.layer import MoEParams
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.schedules import InverseSquareRoot

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lingvo_moe.core.fields import short_repr
-from lingvo_moe.core.files import check_output, new_directory, read_json
-from lingvo_moe.core.safetensors import InParts
+from lingvo_moe.config.fields import short_repr
 from lingvo_moe.pretrained import config as configs
 from lingvo_moe.pretrained import tensors, tokenizer
 from lingvo_moe.pretrained.names import EMBEDDING, Origin, origins
+from lingvo_moe.system.files import check_output, new_directory, read_json
+from lingvo_moe.system.safetensors import InParts
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.model_weights import save_weights
 from lingvo_moe.tasks.translation import TranslationTask

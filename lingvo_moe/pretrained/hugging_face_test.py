@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 import lingvo_moe as lm
-from lingvo_moe.core import safetensors
-from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.decoding.cache import Flat, Reordered
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.nn.layer import EVALUATION
+from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.serving.formats.hugging_face import HuggingFace
+from lingvo_moe.system import safetensors
 from lingvo_moe.testing import hugging_face as testing
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

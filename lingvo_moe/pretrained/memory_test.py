@@ -8,11 +8,11 @@ import tracemalloc
 
 import numpy as np
 
-from lingvo_moe.core.safetensors import InParts
 from lingvo_moe.pretrained import tensors
 from lingvo_moe.pretrained.config import to_params
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.pretrained.names import origins
+from lingvo_moe.system.safetensors import InParts
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.hugging_face import FIXTURES
 

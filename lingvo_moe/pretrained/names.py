@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.layer import WeightSpec, bias_of
-from lingvo_moe.layers.moe import MoE
+from lingvo_moe.moe.layer import MoE
+from lingvo_moe.nn.layer import WeightSpec, bias_of
 from lingvo_moe.tasks.translation import TranslationTask
 
 EMBEDDING = "shared.weight"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.pretrained.names import origins
 from lingvo_moe.tasks.translation import TranslationTask
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 SENTENCES = ["The quick brown fox", "jumps over", "the lazy dog.", "Portez ce vieux whisky"]
 MODEL = '''
 from pathlib import Path
-from lingvo_moe.core.registry import register
+from lingvo_moe.config.registry import register
 from lingvo_moe.tasks.model_dir import ModelDir
 
 @register

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lingvo_moe.core import safetensors
-from lingvo_moe.core.fields import check_fields
-from lingvo_moe.core.files import read_json
+from lingvo_moe.config.fields import check_fields
+from lingvo_moe.system import safetensors
+from lingvo_moe.system.files import read_json
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core.fields import check_fields
-from lingvo_moe.core.files import read_json
-from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.config.fields import check_fields
 from lingvo_moe.data.vocabulary import Vocabulary, tag_piece
+from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.pretrained import languages
+from lingvo_moe.system.files import read_json
 
 MODEL, PIECES = "sentencepiece.bpe.model", "vocab.json"
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"

@@ -2,7 +2,7 @@
 
 import json
 
-from lingvo_moe.core.tokens import UNK
+from lingvo_moe.nn.special_tokens import UNK
 from lingvo_moe.pretrained import tokenizer
 
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 import lingvo_moe as lm
-from lingvo_moe.core.tokens import EOS
 from lingvo_moe.data.prepare import PrepareParams, prepare
+from lingvo_moe.jobs.evaluation import record_routing
+from lingvo_moe.nn.special_tokens import EOS
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.hugging_face import HuggingFace
 from lingvo_moe.serving.formats.safetensors import Safetensors
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.report import compare
-from lingvo_moe.tasks.evaluation import record_routing
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import hugging_face as testing
 

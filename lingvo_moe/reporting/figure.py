@@ -11,7 +11,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 from PIL import Image
 
-from lingvo_moe.core.lines import printable
+from lingvo_moe.system.lines import printable
 
 COLORS = ("#1f5fa8", "#c4562d", "#3b8544", "#7a4fa3", "#8a6d3b", "#2a9d8f", "#d1495b")
 GREY = "#8a929b"

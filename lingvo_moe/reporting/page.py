@@ -8,7 +8,7 @@ import re
 import types
 from collections.abc import Iterable, Mapping
 
-from lingvo_moe.core.files import write_whole
+from lingvo_moe.system.files import write_whole
 
 PAGE_FILE = "index.html"
 

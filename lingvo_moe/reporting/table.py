@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core.lines import printable
 from lingvo_moe.reporting.page import escape
+from lingvo_moe.system.lines import printable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.gradients import without_gradients
-from lingvo_moe.core.layer import EVALUATION, init_theta
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.one_process import check_not_forked
+from lingvo_moe.nn.gradients import without_gradients
+from lingvo_moe.nn.layer import EVALUATION, init_theta
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.one_process import check_not_forked
 from lingvo_moe.runtimes.task import NOTHING, SearchRequest, Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder

@@ -16,12 +16,12 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lingvo_moe.core.layer import init_theta
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import TableSpec
+from lingvo_moe.nn.layer import init_theta
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.tables import TableSpec
 from lingvo_moe.runtimes.task import SearchRequest
-from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, axes_of, use_mesh
-from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.sbp.annotations import Mesh, Rules, assignment, axes_of, use_mesh
+from lingvo_moe.sbp.params import ShardingParams
 from lingvo_moe.training.step import TrainState, TrainStep
 
 _SENTENCES = {"source_ids", "lengths", "tasks"}

@@ -7,9 +7,9 @@ import sys
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Constant, WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.sharding.params import ShardingParams, ZeRO
+from lingvo_moe.nn.layer import Constant, WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.sbp.params import ShardingParams, ZeRO
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.training.adafactor import Adafactor
 
@@ -92,7 +92,7 @@ def program(optimizer, weights, mesh, sharding):
     """[[kind, bytes]] of the collectives of an update of these weights, compiled for the mesh."""
     from lingvo_moe.runtimes.hlo import collectives
     from lingvo_moe.runtimes.lowering import Layout, partitioned, shapes, weight_specs
-    from lingvo_moe.sharding.annotations import annotate, parse_mesh
+    from lingvo_moe.sbp.annotations import annotate, parse_mesh
 
     slots = optimizer.slots(weights)
 
@@ -118,8 +118,8 @@ def loop():
     from lingvo_moe.layers.scan import scan
     from lingvo_moe.runtimes.hlo import collectives
     from lingvo_moe.runtimes.lowering import Layout, partitioned, shapes, weight_specs
-    from lingvo_moe.sharding import copies
-    from lingvo_moe.sharding.annotations import annotate, parse_mesh
+    from lingvo_moe.sbp import copies
+    from lingvo_moe.sbp.annotations import annotate, parse_mesh
 
     inputs = NestedMap(x=WeightSpec((8, WIDTH), Constant(0.0), "BM"))
 

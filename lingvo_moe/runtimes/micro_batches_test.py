@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
+from lingvo_moe.jobs.training import train_step
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.testing.tiny_world import SHRINK
@@ -142,7 +142,7 @@ def main(name):
 
     from lingvo_moe.runtimes import lowering
     from lingvo_moe.runtimes.hlo import collectives
-    from lingvo_moe.sharding.annotations import parse_mesh
+    from lingvo_moe.sbp.annotations import parse_mesh
 
     task, step = make(name)
     layout = lowering.Layout(parse_mesh(MODELS[name][0]), task.params.sharding)
@@ -179,7 +179,7 @@ def main(name):
 
 def _piece(spec, layout):
     """Elements of a device."""
-    from lingvo_moe.sharding.annotations import assignment
+    from lingvo_moe.sbp.annotations import assignment
 
     rules, mesh = layout.compute_rules, layout.mesh
     axes = assignment(spec.dims, spec.shape, mesh, rules)

@@ -112,8 +112,8 @@ def main(d):
     """Compiles every row for d devices and prints what it costs."""
     from lingvo_moe.runtimes.hlo import collectives
     from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
-    from lingvo_moe.sharding.annotations import Mesh
-    from lingvo_moe.sharding.params import ShardingParams
+    from lingvo_moe.sbp.annotations import Mesh
+    from lingvo_moe.sbp.params import ShardingParams
 
     layout = Layout(Mesh(("all",), (d,)), ShardingParams(rules=(("D", ("all",)),)))
     report = {}

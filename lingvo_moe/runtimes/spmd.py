@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from lingvo_moe.core.layer import EVALUATION
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.layer import EVALUATION
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.lowering import (
     ArraySpec,
     Layout,

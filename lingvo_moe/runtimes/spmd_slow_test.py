@@ -65,13 +65,13 @@ def test_every_rung_compiles(dispatcher):
 
 def main(rung="0", *overrides):
     """Prints kind and bytes of each collective of tiny.MoE's step on eight devices."""
-    from lingvo_moe.core.params import override
-    from lingvo_moe.core.registry import get_params
+    from lingvo_moe.config.params import override
+    from lingvo_moe.config.registry import get_params
     from lingvo_moe.data.packing import batch_of
+    from lingvo_moe.jobs.training import train_step
     from lingvo_moe.runtimes.hlo import collectives
     from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
-    from lingvo_moe.sharding.annotations import parse_mesh
-    from lingvo_moe.tasks.training import train_step
+    from lingvo_moe.sbp.annotations import parse_mesh
     from lingvo_moe.tasks.translation import TranslationTask
 
     changes = ["model.moe.training=Einsum(groups=8)", *overrides]

@@ -9,7 +9,7 @@ import pytest
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.decoding.sampling import Sampling
-from lingvo_moe.tasks.training import train_step
+from lingvo_moe.jobs.training import train_step
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.testing.training_on_mesh import MESH, TOLERANCE, local, make_batch, make_task, train
 
@@ -131,7 +131,7 @@ def main():
 
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sharding.annotations import parse_mesh
+    from lingvo_moe.sbp.annotations import parse_mesh
 
     task = make_task()
     layout = Layout(parse_mesh(MESH), task.params.sharding)
@@ -220,7 +220,7 @@ class _Watched:
 def _errors():
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sharding.annotations import parse_mesh
+    from lingvo_moe.sbp.annotations import parse_mesh
 
     def make(mesh, *overrides):
         task = make_task(overrides)

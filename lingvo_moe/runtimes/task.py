@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.training.step import Trainable
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

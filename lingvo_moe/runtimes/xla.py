@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.gradients import without_gradients
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.gradients import without_gradients
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.task import Task, next_size
 from lingvo_moe.training.step import TrainStep

@@ -1,1 +1,1 @@
-"""Split, Broadcast, Partial: types that describe which part of a tensor each device holds."""
+"""Split, broadcast, partial: GShard's annotations, copies of weights, OneFlow's algebra."""

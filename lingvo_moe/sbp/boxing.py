@@ -20,8 +20,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split, piece_shape
-from lingvo_moe.sharding.annotations import Mesh
 
 
 @dataclasses.dataclass(frozen=True)

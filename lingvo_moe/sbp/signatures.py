@@ -19,8 +19,8 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split
-from lingvo_moe.sharding.annotations import Mesh
 
 
 class Signature(NamedTuple):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lingvo_moe.sbp import signatures, types
+from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.sbp.signatures import Lettered, Linear, Signature
 from lingvo_moe.sbp.types import B, P, S, parse
-from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.testing.sbp import cut, join
 
 MESHES = [Mesh(("x",), (2,)), Mesh(("x",), (3,)), Mesh(("x", "y"), (2, 2))]

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from lingvo_moe.sharding.annotations import Mesh, Rules, assignment
+from lingvo_moe.sbp.annotations import Mesh, Rules, assignment
 
 
 @dataclasses.dataclass(frozen=True)

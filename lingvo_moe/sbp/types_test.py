@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from lingvo_moe.sbp import types
+from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.sbp.types import P, S, parse
-from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.testing.sbp import cut, join
 
 GRID = Mesh(("x", "y"), (2, 3))

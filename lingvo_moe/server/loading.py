@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lingvo_moe.jobs.model import Model
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.model import Served
 from lingvo_moe.server.params import ServerParams
 from lingvo_moe.serving.exported import Exported, is_saved_model
-from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import RuntimeFn
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import lingvo_moe as lm
-from lingvo_moe.core.lines import is_blank
 from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.inference.scorer import Scorer
+from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.loading import load, load_all, split_name
 from lingvo_moe.server.model import TooLong
 from lingvo_moe.server.params import ServerParams
 from lingvo_moe.serving.formats.saved_model import SavedModel
-from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.scorer import Scorer
+from lingvo_moe.system.lines import is_blank
 from lingvo_moe.testing import served
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 

@@ -9,10 +9,10 @@ from lingvo_moe.data.sentences import left_out
 from lingvo_moe.server.params import ServerParams
 
 if TYPE_CHECKING:  # a server starts before TensorFlow is imported
+    from lingvo_moe.inference.scorer import Score
+    from lingvo_moe.inference.translator import Translation
+    from lingvo_moe.jobs.model import Explanation, Model
     from lingvo_moe.serving.exported import Exported
-    from lingvo_moe.tasks.model import Explanation, Model
-    from lingvo_moe.tasks.scorer import Score
-    from lingvo_moe.tasks.translator import Translation
 
 _NO_OPTIONS = ("batch_tokens", "cache", "rules")
 _TAG_AND_EOS = 2

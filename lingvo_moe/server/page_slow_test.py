@@ -8,12 +8,12 @@ import types
 import pytest
 import uvicorn
 
+from lingvo_moe.inference.scorer import Score
+from lingvo_moe.inference.translator import Translation
+from lingvo_moe.jobs.model import Explanation, RoutedToken
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.model import Size
 from lingvo_moe.server.run import bind, url
-from lingvo_moe.tasks.model import Explanation, RoutedToken
-from lingvo_moe.tasks.scorer import Score
-from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.testing.browser import CHROMIUM, browser
 
 pytestmark = [

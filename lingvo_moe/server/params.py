@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveFloat, PositiveInt
+from lingvo_moe.config.fields import NonNegativeFloat, Params, PositiveFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

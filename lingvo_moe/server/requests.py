@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
 
-from lingvo_moe.core.fields import conforms
-from lingvo_moe.core.lines import check_utf8
+from lingvo_moe.config.fields import conforms
 from lingvo_moe.server.params import ServerParams
+from lingvo_moe.system.lines import check_utf8
 
 MALFORMED, TOO_LARGE, WRONG = 400, 413, 422
 

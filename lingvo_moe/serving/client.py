@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lingvo_moe.core.batching import batches
-from lingvo_moe.core.console import install, quiet
-from lingvo_moe.core.lines import ArrivingLines, blocks, cut_warning, decode_lines, one_line
 from lingvo_moe.data.sentences import left_out, sentence_language, split_texts, written
+from lingvo_moe.system.batching import batches
+from lingvo_moe.system.console import install, quiet
+from lingvo_moe.system.lines import ArrivingLines, blocks, cut_warning, decode_lines, one_line
 from lingvo_moe.tasks.languages import check_source_language, check_target_language
 
 ABOUT = "lingvo_moe.json"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lingvo_moe.core.tensorflow_private import FunctionDef, NodeDef, SavedModelProto
+from lingvo_moe.nn.tensorflow_private import FunctionDef, NodeDef, SavedModelProto
 
 _GRAPH, _FINGERPRINT = "saved_model.pb", "fingerprint.pb"
 _SHAPES = "_output_shapes"  # of each node, for display only

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.tensorflow_private import SavedModelProto
+from lingvo_moe.nn.tensorflow_private import SavedModelProto
 from lingvo_moe.serving.compact import compact
 
 

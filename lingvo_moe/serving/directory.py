@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lingvo_moe.core.files import new_directory
+from lingvo_moe.system.files import new_directory
 
 MAKER = "lingvo-moe-export"
 _PACKAGE = Path(__file__).parents[1]

@@ -8,23 +8,23 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from lingvo_moe.core.batching import batches
-from lingvo_moe.core.lines import blocks, cut_warning
-from lingvo_moe.core.one_process import OneProcess
 from lingvo_moe.data.sentences import Part, left_out, sentence_language, split_texts
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
-from lingvo_moe.serving import client
-from lingvo_moe.tasks.languages import check_source_language, check_target_language
-from lingvo_moe.tasks.parts import Translation, parts_of, translate_parts, translations_of
-from lingvo_moe.tasks.scorer import Score, check_lengths, check_parallel
-from lingvo_moe.tasks.translator import (
+from lingvo_moe.inference.parts import Translation, parts_of, translate_parts, translations_of
+from lingvo_moe.inference.scorer import Score, check_lengths, check_parallel
+from lingvo_moe.inference.translator import (
     BLOCK,
     check_source_prefix,
     check_target_prefix,
     check_texts,
 )
+from lingvo_moe.nn.one_process import OneProcess
+from lingvo_moe.serving import client
+from lingvo_moe.system.batching import batches
+from lingvo_moe.system.lines import blocks, cut_warning
+from lingvo_moe.tasks.languages import check_source_language, check_target_language
 
 # Fields of BeamSearchParams: those that are texts, and those that no export has as options.
 _TEXTS = ("source_prefix", "target_prefix")
@@ -139,7 +139,7 @@ class Exported(OneProcess):
         warn: Callable[[str], None] = logging.warning,
         **options: Any,
     ) -> list[list[Translation]]:
-        """As `lingvo_moe.tasks.model.Model.translate`; options are those of `options`."""
+        """As `lingvo_moe.jobs.model.Model.translate`; options are those of `options`."""
         translator = self.translator(n_best=n_best, **options)
         return translator(sentences, to, source_language, progress, warn)
 
@@ -153,7 +153,7 @@ class Exported(OneProcess):
         batch_tokens: int = 2048,
         first_line: int = 1,
     ) -> list[Score]:
-        """As `lingvo_moe.tasks.model.Model.score`.
+        """As `lingvo_moe.jobs.model.Model.score`.
 
         Args:
             batch_tokens: tokens that are scored together, padding included.
@@ -214,7 +214,7 @@ class Exported(OneProcess):
 
 @dataclasses.dataclass(frozen=True)
 class ExportedTranslator:
-    """Translates as `lingvo_moe.tasks.translator.Translator`, with an export.
+    """Translates as `lingvo_moe.inference.translator.Translator`, with an export.
 
     Attributes:
         exported: the export.

@@ -10,14 +10,14 @@ import pytest
 import tensorflow as tf
 
 import lingvo_moe as lm
-from lingvo_moe.core.tensorflow_private import SavedModelProto
 from lingvo_moe.decoding.fitted import FITTED, Fitted
+from lingvo_moe.jobs.evaluation import load_translator
+from lingvo_moe.nn.tensorflow_private import SavedModelProto
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.formats.base import read_theta
 from lingvo_moe.serving.formats.saved_model import ServedModel
-from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 SEVERAL = "kara mi so ti.  mi kara so.  kara mi kara."

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.gradients import without_gradients
 from lingvo_moe.decoding.fitted import FITTED
 from lingvo_moe.decoding.params import RANGES
 from lingvo_moe.decoding.request import OWN
+from lingvo_moe.nn.gradients import without_gradients
 
 
 def checked(values: Any, condition: tf.Tensor, message: str) -> Any:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.transformer import Transformer
+from lingvo_moe.nn.nested_map import NestedMap
 
 
 class Packed(NamedTuple):

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
 from lingvo_moe.data import surface
 from lingvo_moe.data.surface import CASELESS, GAP, INFORMATION
+from lingvo_moe.system.lines import INVISIBLE, LINE_ENDS
 
 _BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
 _NO_LETTER = rf"(?:[^\p{{L}}{GAP}]|{INFORMATION})+"

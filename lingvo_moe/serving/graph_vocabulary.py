@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.tokens import UNK
 from lingvo_moe.data.vocabulary import SPACE, Vocabulary
+from lingvo_moe.nn.special_tokens import UNK
 
 _STRINGS = tf.TensorSpec([None], tf.string)
 _IDS, _SPLITS = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)

@@ -5,9 +5,9 @@ import re
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.tokens import BOS, EOS, UNK
 from lingvo_moe.data.model_file import ModelFile
 from lingvo_moe.data.vocabulary import SPACE, Vocabulary, train_vocabulary
+from lingvo_moe.nn.special_tokens import BOS, EOS, UNK
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
 
 TEXTS = ["the cat sat", "der Hund", "ab ab abc", "漢字かな", "x٣"]

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_moe.core.fields import Params, Rate
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import evolve
+from lingvo_moe.config.fields import Params, Rate
+from lingvo_moe.config.params import evolve
 from lingvo_moe.evaluation.routing import RoutingRecord
-from lingvo_moe.gatings.hashed import Hash
-from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.holding import EachOnce
+from lingvo_moe.moe.gatings.hashed import Hash
+from lingvo_moe.moe.gatings.top_k import TopK
+from lingvo_moe.moe.holding import EachOnce
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.tasks.model_dir import ModelDir
 
 _EQUAL = 1e-9  # smaller than any difference of importance that is not 0

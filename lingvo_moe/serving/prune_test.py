@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Constant, Uniform, WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.evaluation.routing import RoutingRecord
-from lingvo_moe.gatings.hashed import Hash
-from lingvo_moe.gatings.node_limited import NodeLimited
-from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.router import Router
+from lingvo_moe.jobs.evaluation import load_translator
+from lingvo_moe.moe.gatings.hashed import Hash
+from lingvo_moe.moe.gatings.node_limited import NodeLimited
+from lingvo_moe.moe.gatings.top_k import TopK
+from lingvo_moe.moe.router import Router
+from lingvo_moe.nn.layer import Constant, Uniform, WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.formats.base import read_model, read_theta
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.serving.prune import Pruning, importance
-from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 SENTENCES = ["kara mi", "ti ra so", "mira"]

@@ -5,10 +5,10 @@ from typing import Any
 
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import score_pair
+from lingvo_moe.jobs.evaluation import translate_pair
+from lingvo_moe.jobs.model import Model
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.tasks.evaluation import translate_pair
-from lingvo_moe.tasks.model import Model
 
 
 def compare(

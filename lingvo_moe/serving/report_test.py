@@ -2,8 +2,8 @@ import types
 
 import pytest
 
+from lingvo_moe.inference.translator import Translation
 from lingvo_moe.serving.report import compare
-from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.testing import tiny_world
 
 PAIR = "qna-en"

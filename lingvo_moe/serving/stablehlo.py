@@ -14,15 +14,15 @@ from jax import export
 from jax.experimental import jax2tf
 
 from lingvo_moe import __version__
-from lingvo_moe.core import npz
-from lingvo_moe.core.layer import count_weights
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import to_fields
+from lingvo_moe.config.params import to_fields
 from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.packing import batch_of, pack
 from lingvo_moe.data.vocabulary import UNK
-from lingvo_moe.layers.dropless import Dropless
-from lingvo_moe.layers.ragged import Ragged
+from lingvo_moe.jobs.training import train_step
+from lingvo_moe.megablocks.dropless import Dropless
+from lingvo_moe.moe.ragged import Ragged
+from lingvo_moe.nn.layer import count_weights
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.runtimes.lowering import (
     ArraySpec,
@@ -32,9 +32,9 @@ from lingvo_moe.runtimes.lowering import (
     state_specs,
     train_function,
 )
-from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.system import npz
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 
 PLATFORMS = ("cpu", "cuda")

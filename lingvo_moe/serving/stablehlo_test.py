@@ -6,11 +6,11 @@ import os
 import numpy as np
 import pytest
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
+from lingvo_moe.jobs.training import train_step
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.stablehlo import StableHLO
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.exports import run_bare
 from lingvo_moe.testing.logdirs import SMALLEST

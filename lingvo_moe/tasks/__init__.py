@@ -1,1 +1,1 @@
-"""Tasks: loss, translation, training and evaluation end to end, logdirs."""
+"""The translation task: loss, params, tags, languages, logdirs."""

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core import plugins, registry
-from lingvo_moe.core.fields import check_fields
-from lingvo_moe.core.files import read_json, write_whole
-from lingvo_moe.core.lines import first_of
-from lingvo_moe.core.params import check_readable, evolve, override, to_fields
+from lingvo_moe.config import plugins, registry
+from lingvo_moe.config.fields import check_fields
+from lingvo_moe.config.params import check_readable, evolve, override, to_fields
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.language_codes import are_near
 from lingvo_moe.data.mixture import identity
 from lingvo_moe.data.pair_work import digest_of
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
+from lingvo_moe.system.files import read_json, write_whole
+from lingvo_moe.system.lines import first_of
 from lingvo_moe.tasks.languages import (
     check_source_language,
     check_target_language,

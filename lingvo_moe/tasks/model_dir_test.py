@@ -4,13 +4,14 @@ import shutil
 
 import pytest
 
-from lingvo_moe.core import files, plugins, registry
-from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.config import plugins, registry
+from lingvo_moe.config.params import override, to_fields
 from lingvo_moe.data.pipeline import TrainInput
+from lingvo_moe.jobs.evaluation import load_translator
+from lingvo_moe.jobs.training import train_model, train_step
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.system import files
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_model, train_step
 from lingvo_moe.testing.logdirs import random_logdir, training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset, without
 
@@ -316,7 +317,7 @@ def test_a_plug_in_whose_source_changed_is_named(tmp_path, fresh_plugins, caplog
     source = tmp_path / "mine_of_logdir.py"
     source.write_text(
         "import dataclasses\n"
-        "from lingvo_moe.gatings.top_2 import Top2\n"
+        "from lingvo_moe.moe.gatings.top_2 import Top2\n"
         "print('a line that is no translation')\n"
         "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
         "class OfLogdir(Top2): pass\n"

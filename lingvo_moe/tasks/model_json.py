@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core import plugins
-from lingvo_moe.core.fields import check_fields
-from lingvo_moe.core.files import read_json
-from lingvo_moe.core.params import foreign_modules, from_fields
+from lingvo_moe.config import plugins
+from lingvo_moe.config.fields import check_fields
+from lingvo_moe.config.params import foreign_modules, from_fields
+from lingvo_moe.system.files import read_json
 from lingvo_moe.tasks.params import TranslationParams
 
 FORMAT = 2

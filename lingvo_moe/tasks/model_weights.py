@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import safetensors
+from lingvo_moe.system import safetensors
 from lingvo_moe.training.checkpoint import Checkpoint
 
 WEIGHTS = "model.safetensors"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.system.lines import first_of
 from lingvo_moe.tasks.model_json import FILE
 
 # What a shell or a cluster writes into a directory before training.

@@ -5,7 +5,7 @@ import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from lingvo_moe.core.params import to_fields
+from lingvo_moe.config.params import to_fields
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.train_params import TrainParams
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.core import registry
-from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.config import registry
+from lingvo_moe.config.params import override, to_fields
 from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING, RESUMING_BY_BLEU
 
 PARAMS = registry.get_params("tiny.MoE")

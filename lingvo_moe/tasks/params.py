@@ -4,20 +4,20 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from lingvo_moe.core.fields import (
+from lingvo_moe.config.fields import (
     FromData,
     Params,
     PositiveFloat,
     PositiveInt,
     Rate,
 )
-from lingvo_moe.core.patterns import Pattern
+from lingvo_moe.config.patterns import Pattern
 from lingvo_moe.data.language_tags import LanguageTags, OnSource
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.sharding.annotations import Mesh, Rules, axes_of
-from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.sbp.annotations import Mesh, Rules, axes_of
+from lingvo_moe.sbp.params import ShardingParams
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.averaging import Averaging, Ema
 from lingvo_moe.training.optimizer import Optimizer

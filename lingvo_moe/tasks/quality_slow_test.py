@@ -8,10 +8,10 @@ import sacrebleu
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.synthetic import SyntheticCorpus
+from lingvo_moe.jobs.evaluation import load_translator, translate_pair
+from lingvo_moe.jobs.training import TrainingJob, train_model
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.evaluation import load_translator, translate_pair
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import TrainingJob, train_model
 
 
 @pytest.fixture(scope="module")

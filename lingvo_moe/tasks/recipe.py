@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.fields import FROM_DATA
-from lingvo_moe.core.params import evolve, override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.fields import FROM_DATA
+from lingvo_moe.config.params import evolve, override
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.lengths import COLUMNS, amount
 from lingvo_moe.reporting.table import Table

@@ -5,16 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe.core.fields import FROM_DATA
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import override, to_fields
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.fields import FROM_DATA
+from lingvo_moe.config.params import override, to_fields
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.dataset import Dataset, PairInfo
-from lingvo_moe.tasks import training
-from lingvo_moe.tasks.hours import steps_in
+from lingvo_moe.jobs import training
+from lingvo_moe.jobs.hours import steps_in
+from lingvo_moe.jobs.source_use import SplitBatches
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.recipe import RULES, Chosen, recipe, registered, to_table
-from lingvo_moe.tasks.source_use import SplitBatches
 from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 from lingvo_moe.training.process import ALONE

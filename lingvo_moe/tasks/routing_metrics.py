@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
+from lingvo_moe.moe.gatings.base import Routing
+from lingvo_moe.nn.nested_map import NestedMap
 
 _PER_LAYER = ("entropy", "capacity")
 _PER_EXPERT = ("load", "importance")

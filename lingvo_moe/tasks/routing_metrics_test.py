@@ -1,9 +1,9 @@
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
+from lingvo_moe.moe.gatings.base import Routing
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.tasks.routing_metrics import routing_metrics, unused_experts
 
 # Four tokens in two groups, two choices each; the last choice of token 1 found no room, token 3 is

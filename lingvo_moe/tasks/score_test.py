@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, init_theta
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
-from lingvo_moe.core.tokens import BOS
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
+from lingvo_moe.inference.scorer import Scorer
+from lingvo_moe.jobs.model import Model
+from lingvo_moe.nn.layer import EVALUATION, init_theta
+from lingvo_moe.nn.special_tokens import BOS
+from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.model import Model
-from lingvo_moe.tasks.scorer import Scorer
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.testing.tiny_world import SHRINK

@@ -6,7 +6,7 @@ B rows, L source length, T target length.
 import tensorflow as tf
 
 from lingvo_moe.data.language_tags import LanguageTags
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.nn.tokens import Tokens
 
 
 def split_request(

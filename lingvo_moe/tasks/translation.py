@@ -10,16 +10,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, Context
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tokens import BOS
 from lingvo_moe.decoding.flat_beam_search import BeamOutput, beam_search
 from lingvo_moe.decoding.request import Request
-from lingvo_moe.layers.router import ByTask
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.flexmoe.vexperts import VExperts
 from lingvo_moe.layers.transformer import Transformer
-from lingvo_moe.layers.vexperts import VExperts
-from lingvo_moe.sharding import copies
+from lingvo_moe.moe.router import ByTask
+from lingvo_moe.nn.layer import EVALUATION, Context
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.special_tokens import BOS
+from lingvo_moe.nn.tokens import Tokens
+from lingvo_moe.sbp import copies
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.routing_metrics import (
     choices_of,

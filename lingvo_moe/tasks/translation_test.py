@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, Context, init_theta
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
+from lingvo_moe.nn.layer import EVALUATION, Context, init_theta
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.tiny_world import SHRINK
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.flexmoe.policy_maker import PolicyMaker
+from lingvo_moe.flexmoe.rates import ExpertShape, from_hardware
+from lingvo_moe.flexmoe.scheduler import Scheduler
 from lingvo_moe.hardware.chips import find_hardware
-from lingvo_moe.placement.policy_maker import PolicyMaker
-from lingvo_moe.placement.rates import ExpertShape, from_hardware
-from lingvo_moe.placement.scheduler import Scheduler
+from lingvo_moe.jobs.training import train_model
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_model
 from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK
 

@@ -1,4 +1,4 @@
-"""Rules 1 and 2 of layers/slot_routing.py in NumPy's exact integers.
+"""Rules 1 and 2 of flexmoe/slot_routing.py in NumPy's exact integers.
 
 D devices as sources, H the same devices as targets, E experts.
 """

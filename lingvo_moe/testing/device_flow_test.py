@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_moe.placement.placement import Placement
+from lingvo_moe.flexmoe.placement import Placement
 from lingvo_moe.testing.device_flow import device_flow
 from lingvo_moe.testing.placements import random_placement
 

@@ -4,14 +4,14 @@ import functools
 
 import numpy as np
 
-from lingvo_moe.core.layer import init_theta
+from lingvo_moe.flexmoe.cost import CostModel
+from lingvo_moe.flexmoe.policy_maker import PolicyMaker
+from lingvo_moe.flexmoe.rebalance import Rebalanced
+from lingvo_moe.flexmoe.scheduler import Scheduler
+from lingvo_moe.flexmoe.vexperts import VExperts
 from lingvo_moe.hardware.links import Switched
-from lingvo_moe.layers.ragged import Ragged
-from lingvo_moe.layers.vexperts import VExperts
-from lingvo_moe.placement.cost import CostModel
-from lingvo_moe.placement.policy_maker import PolicyMaker
-from lingvo_moe.placement.rebalance import Rebalanced
-from lingvo_moe.placement.scheduler import Scheduler
+from lingvo_moe.moe.ragged import Ragged
+from lingvo_moe.nn.layer import init_theta
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.testing.regression import Regression
 

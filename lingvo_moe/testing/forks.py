@@ -15,7 +15,7 @@ SECONDS = 1200  # timeout of a process
 
 # Modules here must not initialize TensorFlow's devices, because a fork does not have their threads.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tensorflow_text", "lingvo_moe.tasks.training"])
+_CONTEXT.set_forkserver_preload(["tensorflow_text", "lingvo_moe.jobs.training"])
 
 
 class Fork:

@@ -6,8 +6,8 @@ python -m lingvo_moe.testing.golden testdata/golden
 import sys
 from pathlib import Path
 
-from lingvo_moe.core import registry
-from lingvo_moe.core.params import to_changes
+from lingvo_moe.config import registry
+from lingvo_moe.config.params import to_changes
 
 
 def main(directory):

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tokens import EOS
 from lingvo_moe.data.packing import padded
 from lingvo_moe.decoding.cache import Cache
 from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
+from lingvo_moe.jobs.evaluation import load_translator
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.special_tokens import EOS
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 
 FIXTURES = Path(__file__).parents[2] / "testdata" / "huggingface"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lingvo_moe.jobs.training import TrainingJob, train_step
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import TrainingJob, train_step
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
 # One layer a side, and params for which an untrained model gives translations of some length.

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.nested_map import NestedMap
 
 
 class MoeOnMesh:
@@ -49,7 +49,7 @@ class MoeOnMesh:
             mesh: sizes of the axes by name.
         """
         from lingvo_moe.runtimes.lowering import Layout, partitioned, shapes
-        from lingvo_moe.sharding.annotations import Mesh
+        from lingvo_moe.sbp.annotations import Mesh
 
         def run(flat, batch):
             return function(NestedMap.unflatten(flat), batch.inputs, batch.segments)

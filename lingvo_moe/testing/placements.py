@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from lingvo_moe.flexmoe.cost import CostModel
+from lingvo_moe.flexmoe.placement import Expand, Migrate, Placement, Replace, Shrink
 from lingvo_moe.hardware.links import Switched
-from lingvo_moe.placement.cost import CostModel
-from lingvo_moe.placement.placement import Expand, Migrate, Placement, Replace, Shrink
 
 
 def random_move(rng, placement):

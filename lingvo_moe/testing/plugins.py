@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from lingvo_moe.core import plugins, registry
+from lingvo_moe.config import plugins, registry
 
 
 @contextlib.contextmanager

@@ -8,12 +8,12 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.dispatch import AnyShape, Dispatcher
-from lingvo_moe.layers.moe import MoE, MoEParams
-from lingvo_moe.layers.ragged import Ragged
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.moe.dispatch import AnyShape, Dispatcher
+from lingvo_moe.moe.gatings.top_k import TopK
+from lingvo_moe.moe.layer import MoE, MoEParams
+from lingvo_moe.moe.ragged import Ragged
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.schedules import Constant
 from lingvo_moe.training.step import LossOutput, TrainStep

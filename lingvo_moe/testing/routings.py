@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Context
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.base import Routing
+from lingvo_moe.moe.gatings.base import Routing
+from lingvo_moe.nn.layer import Context
+from lingvo_moe.nn.nested_map import NestedMap
 
 MODEL = 5
 TRAINING = Context(tf.constant([5, 6]))

@@ -6,12 +6,12 @@ import threading
 
 import httpx
 
+from lingvo_moe.inference.scorer import Score
+from lingvo_moe.inference.translator import Translation
+from lingvo_moe.jobs.model import Explanation, RoutedToken
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.model import Size, TooLong
 from lingvo_moe.server.params import ServerParams
-from lingvo_moe.tasks.model import Explanation, RoutedToken
-from lingvo_moe.tasks.scorer import Score
-from lingvo_moe.tasks.translator import Translation
 
 
 class Model:

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.gradients import without_gradients
-from lingvo_moe.core.layer import EVALUATION, init_theta
-from lingvo_moe.core.tokens import BOS, EOS, PAD
 from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.flat_beam_search import beam_search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
-from lingvo_moe.layers.moe import MoEParams
-from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.moe.layer import MoEParams
+from lingvo_moe.nn.gradients import without_gradients
+from lingvo_moe.nn.layer import EVALUATION, init_theta
+from lingvo_moe.nn.special_tokens import BOS, EOS, PAD
+from lingvo_moe.nn.tokens import Tokens
 
 IDS = tf.TensorSpec([None, None], tf.int32)
 

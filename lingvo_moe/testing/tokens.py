@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.nn.tokens import Tokens
 
 
 def tokens_of(mask, ids=None, tasks=None) -> Tokens:

@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
+from lingvo_moe.jobs.training import train_step
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.devices import free_address, variables
 from lingvo_moe.testing.forks import Fork, wait_for_all
@@ -93,7 +93,7 @@ def main(mesh, steps, address, index, processes, *overrides):
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.processes import join_processes
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sharding.annotations import parse_mesh
+    from lingvo_moe.sbp.annotations import parse_mesh
 
     together = join_processes(address, int(index), int(processes))
     with together if int(processes) > 1 else contextlib.nullcontext():

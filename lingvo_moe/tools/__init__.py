@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from lingvo_moe.core import console
+from lingvo_moe.system import console
 
 console.install()
 

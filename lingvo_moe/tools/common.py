@@ -15,11 +15,11 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 from lingvo_moe import __version__
-from lingvo_moe.core import console
-from lingvo_moe.core.files import check_local
-from lingvo_moe.core.lines import printable
-from lingvo_moe.core.plugins import import_plugins, source_files
-from lingvo_moe.core.progress import report as report  # for the tools
+from lingvo_moe.config.plugins import import_plugins, source_files
+from lingvo_moe.system import console
+from lingvo_moe.system.files import check_local
+from lingvo_moe.system.lines import printable
+from lingvo_moe.system.progress import report as report  # for the tools
 
 FLAGS = flags.FLAGS
 MODEL_HELP = "Name of a registered model; see lingvo-moe-models."

@@ -182,7 +182,7 @@ def test_a_loop_of_links_is_an_error_of_the_user(tmp_path):
 
 def test_models_have_no_descriptions_without_docstrings():
     script = (
-        "from lingvo_moe.core import registry\n"
+        "from lingvo_moe.config import registry\n"
         "@registry.register\n"
         "class Mine:\n"
         "    'A model.'\n"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.experts import analyze
 from lingvo_moe.evaluation.experts_page import format_experts, write_experts
 from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.jobs.evaluation import record_routing
 from lingvo_moe.reporting.page import PAGE_FILE
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.evaluation import record_routing
+from lingvo_moe.system.files import check_output, new_directory
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 from lingvo_moe.tools.common import Flag

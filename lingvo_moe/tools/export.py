@@ -15,15 +15,15 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe import api
-from lingvo_moe.core.params import classes, override, parse_policy
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import classes, override, parse_policy
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.jobs.model import Model
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.base import Format, directory_size
 from lingvo_moe.serving.formats.storage import FLOAT32, STORAGES
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.report import compare
-from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 from lingvo_moe.tools.common import NAMES, Flag

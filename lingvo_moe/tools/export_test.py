@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.core.params import override
+from lingvo_moe.config.params import override
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.commands import error_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.core.layer import count_weights
+from lingvo_moe.nn.layer import count_weights
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.tools import common
 from lingvo_moe.tools.common import Flag

@@ -9,9 +9,9 @@ import json
 
 from absl import flags
 
-from lingvo_moe.core import registry
-from lingvo_moe.core.layer import count_weights
-from lingvo_moe.core.params import override, to_text
+from lingvo_moe.config import registry
+from lingvo_moe.config.params import override, to_text
+from lingvo_moe.nn.layer import count_weights
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.translation import TranslationTask

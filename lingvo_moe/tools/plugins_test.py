@@ -14,10 +14,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MINE = '''
 import dataclasses
 import tensorflow as tf
-from lingvo_moe.core.layer import Normal, WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.dispatch import AnyShape, Dispatched
-from lingvo_moe.layers.router import Router
+from lingvo_moe.nn.layer import Normal, WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.moe.dispatch import AnyShape, Dispatched
+from lingvo_moe.moe.router import Router
 from lingvo_moe.training.optimizer import Optimizer
 from lingvo_moe.training.schedules import Schedule
 

@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from lingvo_moe import api
-from lingvo_moe.core.params import override
+from lingvo_moe.config.params import override
 from lingvo_moe.data.normalization import NORMALIZATIONS
 from lingvo_moe.data.prepare import PrepareParams, format_dataset
 from lingvo_moe.data.synthetic import SyntheticCorpus

@@ -4,11 +4,11 @@ import dataclasses
 
 from absl import flags
 
+from lingvo_moe.flexmoe.cost import CostModel
+from lingvo_moe.flexmoe.policy_maker import PolicyMaker
+from lingvo_moe.flexmoe.rates import ExpertShape, from_hardware
+from lingvo_moe.flexmoe.scheduler import Scheduler
 from lingvo_moe.hardware.chips import NAMES, find_hardware
-from lingvo_moe.placement.cost import CostModel
-from lingvo_moe.placement.policy_maker import PolicyMaker
-from lingvo_moe.placement.rates import ExpertShape, from_hardware
-from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools.common import Flag
 from lingvo_moe.training.replicas import tensors_to_move
@@ -70,7 +70,7 @@ def _measured(expert: ExpertShape, devices: int) -> CostModel:
             "--hardware=measured needs --runtime=spmd in one process, because several processes "
             f"would measure different rates; give {NAMES}."
         )
-    from lingvo_moe.placement.profile import Machine, measure
+    from lingvo_moe.flexmoe.profile import Machine, measure
 
     machine = Machine(model_dim=expert.model_dim, hidden_dim=expert.hidden_dim, dtype=expert.dtype)
     if len(machine.devices) != devices:

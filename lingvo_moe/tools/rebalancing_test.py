@@ -3,13 +3,13 @@ import types
 import numpy as np
 import pytest
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
-from lingvo_moe.placement.rates import Profile
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
+from lingvo_moe.flexmoe.rates import Profile
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import rebalancing
 
-profile = pytest.importorskip("lingvo_moe.placement.profile")  # which needs JAX
+profile = pytest.importorskip("lingvo_moe.flexmoe.profile")  # which needs JAX
 SLOTS = "model.moe.training=VExperts(devices=4, slots_per_device=3)"
 TASK = TranslationTask(override(get_params("tiny.MoE"), [SLOTS]))
 

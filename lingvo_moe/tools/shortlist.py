@@ -8,10 +8,10 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.core.files import check_file
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.inference.shortlist import make_shortlist, save_shortlist
+from lingvo_moe.system.files import check_file
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.shortlist import make_shortlist, save_shortlist
 from lingvo_moe.tools import common
 from lingvo_moe.tools.common import Flag
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
+from lingvo_moe.config.params import override
+from lingvo_moe.config.registry import get_params
+from lingvo_moe.jobs.evaluation import load_translator, translate_split
+from lingvo_moe.jobs.training import train_model
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
 from lingvo_moe.serving.formats.saved_model import SavedModel
-from lingvo_moe.tasks.evaluation import load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_model
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.commands import succeed
 from lingvo_moe.testing.logdirs import training_job

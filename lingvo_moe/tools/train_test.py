@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lingvo_moe.core import lock
+from lingvo_moe.system import lock
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import SMALLEST
 from lingvo_moe.testing.tiny_world import SHRINK, dataset

@@ -13,9 +13,9 @@ import time
 import numpy as np
 import pytest
 
-from lingvo_moe.tasks import training
+from lingvo_moe.jobs import training
+from lingvo_moe.jobs.training import train_model
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_model
 from lingvo_moe.testing.devices import environment, free_address
 from lingvo_moe.testing.logdirs import random_logdir, training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset

@@ -20,18 +20,19 @@ from typing import Any
 import tensorflow as tf
 from absl import flags
 
-from lingvo_moe.core import child, lock
-from lingvo_moe.core.files import check_file, is_stream, remove_partials, write_whole
-from lingvo_moe.core.lines import ArrivingLines, blocks, decode_lines, paired, read_lines
-from lingvo_moe.core.params import override
-from lingvo_moe.core.progress import Progress
+from lingvo_moe.config import child
+from lingvo_moe.config.params import override
 from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.inference.scorer import Score
+from lingvo_moe.inference.translator import BLOCK, Translation, Translator
+from lingvo_moe.jobs.model import Model
+from lingvo_moe.jobs.shards import Shards, translate_shards
 from lingvo_moe.serving.exported import Exported, ExportedTranslator, is_saved_model
-from lingvo_moe.tasks.model import Model
+from lingvo_moe.system import lock
+from lingvo_moe.system.files import check_file, is_stream, remove_partials, write_whole
+from lingvo_moe.system.lines import ArrivingLines, blocks, decode_lines, paired, read_lines
+from lingvo_moe.system.progress import Progress
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.scorer import Score
-from lingvo_moe.tasks.shards import Shards, translate_shards
-from lingvo_moe.tasks.translator import BLOCK, Translation, Translator
 from lingvo_moe.tools import common, runtimes
 from lingvo_moe.tools.common import Flag
 

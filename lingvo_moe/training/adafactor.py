@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
-from lingvo_moe.core.layer import WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.config.fields import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
+from lingvo_moe.nn.layer import WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.sbp.annotations import annotate
 from lingvo_moe.training.optimizer import STACK, Optimizer, zeros_like
 from lingvo_moe.training.schedules import InverseSquareRoot, Schedule
 

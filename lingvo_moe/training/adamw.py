@@ -4,8 +4,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import PositiveFloat, Rate
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.config.fields import PositiveFloat, Rate
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.training.optimizer import Optimizer, zeros_like
 
 

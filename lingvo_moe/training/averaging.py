@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core.fields import Params, PositiveInt
+from lingvo_moe.config.fields import Params, PositiveInt
 from lingvo_moe.training.lazy import Lazy
 from lingvo_moe.training.optimizer import EMA
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.files import read_json, sync, sync_tree
+from lingvo_moe.system.files import read_json, sync, sync_tree
 from lingvo_moe.training.bundle import (
     StoredTensor,
     TensorSlice,

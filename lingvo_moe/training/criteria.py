@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from lingvo_moe.core.fields import NonNegativeFloat, Params
-from lingvo_moe.core.results import returns
+from lingvo_moe.config.fields import NonNegativeFloat, Params
+from lingvo_moe.config.results import returns
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lingvo_moe.core.files import read_json, remove_partials, write_whole
+from lingvo_moe.system.files import read_json, remove_partials, write_whole
 from lingvo_moe.training import phases
 from lingvo_moe.training.phases import Phase
 

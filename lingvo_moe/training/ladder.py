@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.nested_map import NestedMap
 
 _NAME = "ladder"
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.training.ladder import Ladder
 
 

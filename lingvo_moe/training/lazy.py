@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core.layer import WeightSpec, init_theta
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.layer import WeightSpec, init_theta
+from lingvo_moe.nn.nested_map import NestedMap
 
 Index = tuple[slice, ...]
 

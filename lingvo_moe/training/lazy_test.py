@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_moe.core.layer import Uniform, WeightSpec
+from lingvo_moe.nn.layer import Uniform, WeightSpec
 from lingvo_moe.training.lazy import Copies, Drawn, Permuted, Rows, Slice, Stacked
 
 STORED = np.random.default_rng(1).random((5, 4, 3), np.float32)

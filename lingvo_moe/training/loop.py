@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.progress import hours
-from lingvo_moe.core.progress import report as print_line
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.system.progress import hours
+from lingvo_moe.system.progress import report as print_line
 from lingvo_moe.training import goodput, phases
 from lingvo_moe.training.checkpoint import NO_BEST, Best, Checkpoint, Checkpointer, Retention
 from lingvo_moe.training.criteria import Criterion, DevLoss

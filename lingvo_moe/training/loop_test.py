@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.training import loop, meter
 from lingvo_moe.training.checkpoint import Checkpointer
 from lingvo_moe.training.criteria import DevBleu, DevLoss

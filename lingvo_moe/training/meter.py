@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.nested_map import NestedMap
 
 
 class Recorder(NamedTuple):

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import PositiveFloat, PositiveInt, Rate
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.config.fields import PositiveFloat, PositiveInt, Rate
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.training.adafactor import Adafactor, rms
 from lingvo_moe.training.optimizer import zeros_like
 

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Normal, WeightSpec, init_theta
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.layer import Normal, WeightSpec, init_theta
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.muon import Muon, orthogonalize
 from lingvo_moe.training.schedules import Constant

@@ -7,13 +7,13 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import NonNegativeFloat, Params, Rate
-from lingvo_moe.core.layer import Constant, WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.patterns import Factors, check_found, first_match
-from lingvo_moe.core.results import returns
-from lingvo_moe.core.tables import StateSpec, merge_trees
-from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.config.fields import NonNegativeFloat, Params, Rate
+from lingvo_moe.config.patterns import Factors, check_found, first_match
+from lingvo_moe.config.results import returns
+from lingvo_moe.nn.layer import Constant, WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.tables import StateSpec, merge_trees
+from lingvo_moe.sbp.annotations import annotate
 from lingvo_moe.training.schedules import Schedule
 
 EMA = "ema"  # name of the slot

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.layer import WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import EXPERTS, PLACEMENT, TableSpec
+from lingvo_moe.nn.layer import WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.tables import EXPERTS, PLACEMENT, TableSpec
 from lingvo_moe.training.lazy import Permuted
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Constant, WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import Fixed, TableSpec
+from lingvo_moe.nn.layer import Constant, WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.tables import Fixed, TableSpec
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.replicas import (
     copy_to_replicas,

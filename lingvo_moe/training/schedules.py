@@ -7,8 +7,8 @@ from typing import Self
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Share
-from lingvo_moe.core.results import returns
+from lingvo_moe.config.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Share
+from lingvo_moe.config.results import returns
 
 
 def _scalar(rate, *_):

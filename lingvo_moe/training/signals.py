@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from lingvo_moe.core.progress import report
+from lingvo_moe.system.progress import report
 
 # Some programs signal a process and then its group (GNU timeout), or a terminal and then its shell
 # do: what arrives so soon after the first signal is the same wish.

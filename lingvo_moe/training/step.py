@@ -7,12 +7,12 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Context
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.random import fold_in
-from lingvo_moe.core.tables import merge_trees, select_state
-from lingvo_moe.core.zeros import runtime_zeros
-from lingvo_moe.sharding import copies
+from lingvo_moe.nn.layer import Context
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.random import fold_in
+from lingvo_moe.nn.tables import merge_trees, select_state
+from lingvo_moe.nn.zeros import runtime_zeros
+from lingvo_moe.sbp import copies
 from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm
 from lingvo_moe.training.replicas import copy_to_replicas, sum_replicas
 
@@ -101,7 +101,7 @@ class TrainStep:
         clip_norm: bound on the gradient's global norm; None for none.
         micro_batches: number of parts of the batch's rows; their gradients are summed.
         late_sums: whether gradients are summed over devices after the last micro-batch instead of
-            after each (see sharding/copies.py).
+            after each (see sbp/copies.py).
         seed: of dropout and random routing; each step derives its own.
         rungs: the same task with increasingly large buffers, the last with room for any batch; ()
             for a task without a ladder.

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Constant, WeightSpec
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.nn.layer import Constant, WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.training import schedules
 from lingvo_moe.training.optimizer import Optimizer
 from lingvo_moe.training.step import LossOutput, TrainState, TrainStep

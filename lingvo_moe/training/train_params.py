@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lingvo_moe.core.fields import FromData, NonNegativeInt, Params, PositiveFloat, PositiveInt
+from lingvo_moe.config.fields import FromData, NonNegativeInt, Params, PositiveFloat, PositiveInt
 from lingvo_moe.training.criteria import Criterion, DevLoss
 
 

@@ -8,7 +8,7 @@ the width of all its layers.
 
 import dataclasses
 
-from lingvo_moe.core.registry import register
+from lingvo_moe.config.registry import register
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.zoo import m4
 

@@ -7,14 +7,14 @@ more combinations of experts. Compare each model with its base class.
 
 import dataclasses
 
-from lingvo_moe.core.registry import register
-from lingvo_moe.gatings.balance_loss import BySequence
-from lingvo_moe.gatings.loss_free import LossFree
-from lingvo_moe.gatings.scores import Sigmoid
-from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.dispatch import Gather
-from lingvo_moe.layers.experts import ExpertParams
-from lingvo_moe.layers.shared import AlwaysOn
+from lingvo_moe.config.registry import register
+from lingvo_moe.moe.dispatch import Gather
+from lingvo_moe.moe.experts import ExpertParams
+from lingvo_moe.moe.gatings.balance_loss import BySequence
+from lingvo_moe.moe.gatings.loss_free import LossFree
+from lingvo_moe.moe.gatings.scores import Sigmoid
+from lingvo_moe.moe.gatings.top_k import TopK
+from lingvo_moe.moe.shared import AlwaysOn
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.zoo import small, tiny
 

@@ -7,7 +7,7 @@ for fine-tuning (see pretrained/config.py).
 
 from typing import Any, ClassVar
 
-from lingvo_moe.core.registry import register
+from lingvo_moe.config.registry import register
 from lingvo_moe.pretrained.config import to_params
 from lingvo_moe.tasks.params import TranslationParams
 

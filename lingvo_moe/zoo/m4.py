@@ -10,12 +10,12 @@ experts.
 
 from typing import Literal
 
-from lingvo_moe.core.registry import register
+from lingvo_moe.config.registry import register
 from lingvo_moe.data.pipeline import InputParams
-from lingvo_moe.layers.dispatch import Einsum
-from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.moe.dispatch import Einsum
+from lingvo_moe.moe.layer import MoEParams
+from lingvo_moe.sbp.params import ShardingParams
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.train_params import TrainParams
 

@@ -15,14 +15,14 @@ lingvo-moe-import makes logdirs of them (docs/pretrained.md).
 import dataclasses
 from typing import Any, ClassVar
 
-from lingvo_moe.core.registry import register
+from lingvo_moe.config.registry import register
 from lingvo_moe.data.pipeline import InputParams
-from lingvo_moe.gatings.top_2 import Top2
-from lingvo_moe.layers.dispatch import Einsum
-from lingvo_moe.layers.experts import ExpertParams
-from lingvo_moe.layers.moe import MoEParams
-from lingvo_moe.layers.shared import Gated
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.moe.dispatch import Einsum
+from lingvo_moe.moe.experts import ExpertParams
+from lingvo_moe.moe.gatings.top_2 import Top2
+from lingvo_moe.moe.layer import MoEParams
+from lingvo_moe.moe.shared import Gated
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.schedules import InverseSquareRoot

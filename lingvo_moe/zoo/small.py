@@ -5,12 +5,12 @@ lingvo-moe-train --model=small.MoE --data=DATA --logdir=LOGDIR
 finegrained.Small is small.MoE with smaller and more experts.
 """
 
-from lingvo_moe.core.fields import FROM_DATA
-from lingvo_moe.core.registry import register
+from lingvo_moe.config.fields import FROM_DATA
+from lingvo_moe.config.registry import register
 from lingvo_moe.data.modifiers.copying import Copying
 from lingvo_moe.data.pipeline import InputParams
-from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.moe.layer import MoEParams
 from lingvo_moe.tasks.params import RecipeParams, TranslationParams
 from lingvo_moe.training.criteria import DevChrf
 from lingvo_moe.training.muon import Muon

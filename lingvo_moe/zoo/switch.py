@@ -4,10 +4,10 @@ Top-1 gating, capacity factor 1.25, balance loss with weight 0.01 and router inp
 (sections 2.2 and 2.4, appendix C). Evaluation drops no token, as for all registered models.
 """
 
-from lingvo_moe.core.params import evolve
-from lingvo_moe.core.registry import register
-from lingvo_moe.gatings.switch import Switch
-from lingvo_moe.layers.router import ByToken
+from lingvo_moe.config.params import evolve
+from lingvo_moe.config.registry import register
+from lingvo_moe.moe.gatings.switch import Switch
+from lingvo_moe.moe.router import ByToken
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.zoo import m4, small
 

@@ -1,13 +1,13 @@
 """Models of the demo: trained in minutes on two cores, on the synthetic corpus."""
 
-from lingvo_moe.core.params import evolve
-from lingvo_moe.core.registry import register
+from lingvo_moe.config.params import evolve
+from lingvo_moe.config.registry import register
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.layers import position
 from lingvo_moe.layers.attention import MultiHead
-from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.moe.layer import MoEParams
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.schedules import InverseSquareRoot

@@ -8,11 +8,11 @@ import typing
 
 import pytest
 
-from lingvo_moe.core import registry
-from lingvo_moe.core.fields import FromData, Params, alternatives
-from lingvo_moe.core.params import classes, override
-from lingvo_moe.layers.by_node import ByNode
-from lingvo_moe.layers.vexperts import VExperts
+from lingvo_moe.config import registry
+from lingvo_moe.config.fields import FromData, Params, alternatives
+from lingvo_moe.config.params import classes, override
+from lingvo_moe.flexmoe.vexperts import VExperts
+from lingvo_moe.moe.by_node import ByNode
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.schedules import Constant, Cosine
 

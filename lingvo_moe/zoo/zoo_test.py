@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.core import registry
-from lingvo_moe.core.layer import count_weights
-from lingvo_moe.core.params import from_fields, to_changes
+from lingvo_moe.config import registry
+from lingvo_moe.config.params import from_fields, to_changes
+from lingvo_moe.nn.layer import count_weights
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.translation import TranslationTask

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from lingvo_moe.core.fields import Params
-from lingvo_moe.core.lines import is_blank
-from lingvo_moe.core.results import returns
+from lingvo_moe.config.fields import Params
+from lingvo_moe.config.results import returns
+from lingvo_moe.system.lines import is_blank
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from typing import Annotated
 
-from lingvo_moe.core.fields import NonNegativeInt, PositiveInt, Rule, Share
+from lingvo_moe.config.fields import NonNegativeInt, PositiveInt, Rule, Share
 from lingvo_moe.data.cleaning.base import CleaningRule
 
 

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from lingvo_moe.core.params import override
+from lingvo_moe.config.params import override
 from lingvo_moe.data.cleaning import rules
 from lingvo_moe.data.cleaning.base import Exact, Near
 from lingvo_moe.data.cleaning.rules import (

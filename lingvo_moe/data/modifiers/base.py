@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lingvo_moe.core.fields import Params, Share
-from lingvo_moe.core.results import returns
+from lingvo_moe.config.fields import Params, Share
+from lingvo_moe.config.results import returns
 from lingvo_moe.data.vocabulary import Vocabulary
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lingvo_moe.core.fields import Rate
+from lingvo_moe.config.fields import Rate
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 
 

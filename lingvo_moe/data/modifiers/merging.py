@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from lingvo_moe.core.fields import Rule
+from lingvo_moe.config.fields import Rule
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 
 _Several = Annotated[int, Rule(">= 2", lambda count: count >= 2)]

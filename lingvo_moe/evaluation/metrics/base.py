@@ -7,9 +7,9 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from lingvo_moe.core.fields import Params, list_of
-from lingvo_moe.core.params import parse_policy
-from lingvo_moe.core.results import a_text, returns
+from lingvo_moe.config.fields import Params, list_of
+from lingvo_moe.config.params import parse_policy
+from lingvo_moe.config.results import a_text, returns
 from lingvo_moe.evaluation.report import TAKEN
 from lingvo_moe.evaluation.scores import PairOutput
 

@@ -7,7 +7,7 @@ import importlib.util
 import pathlib
 from typing import Any
 
-from lingvo_moe.core.fields import NonNegativeInt, PositiveInt
+from lingvo_moe.config.fields import NonNegativeInt, PositiveInt
 from lingvo_moe.evaluation.metrics.base import Metric
 from lingvo_moe.evaluation.scores import PairOutput
 

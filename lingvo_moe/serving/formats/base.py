@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lingvo_moe.core.fields import Params
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.config.fields import Params
+from lingvo_moe.inference.translator import part_pieces
+from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.translator import part_pieces
 from lingvo_moe.training.checkpoint import Checkpoint
 
 

@@ -15,20 +15,20 @@ import shlex
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.fields import short_repr
-from lingvo_moe.core.layer import EVALUATION
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import text_of
-from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.config.fields import short_repr
+from lingvo_moe.config.params import text_of
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.decoding.fitted import FITTED
 from lingvo_moe.decoding.params import BeamSearchParams
-from lingvo_moe.gatings.base import Extras
-from lingvo_moe.gatings.hashed import Hash
-from lingvo_moe.layers.activation import GEGLU, GELU, ReLU, SwiGLU
-from lingvo_moe.layers.holding import EachOnce
-from lingvo_moe.layers.shared import Gated
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.moe.activation import GEGLU, GELU, ReLU, SwiGLU
+from lingvo_moe.moe.gatings.base import Extras
+from lingvo_moe.moe.gatings.hashed import Hash
+from lingvo_moe.moe.holding import EachOnce
+from lingvo_moe.moe.shared import Gated
+from lingvo_moe.nn.layer import EVALUATION
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.serving.client import ABOUT
 from lingvo_moe.serving.formats.base import Format, about_of
 from lingvo_moe.serving.prune import unrolled

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, init_theta
-from lingvo_moe.core.params import override
-from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.config.params import override
+from lingvo_moe.jobs.evaluation import load_translator
+from lingvo_moe.nn.layer import EVALUATION, init_theta
+from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
 from lingvo_moe.serving.formats.ctranslate2 import CTranslate2, merge_experts, task_number
 from lingvo_moe.serving.formats.storage import STORAGES
 from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import random_logdir
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import safetensors
-from lingvo_moe.core.files import read_json
-from lingvo_moe.core.safetensors import InParts
 from lingvo_moe.pretrained import config as configs
 from lingvo_moe.pretrained import tensors, tokenizer
 from lingvo_moe.pretrained.hugging_face import ORIGINAL
@@ -19,6 +16,9 @@ from lingvo_moe.pretrained.names import Origin, origins
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.formats.storage import Storage
 from lingvo_moe.serving.prune import unrolled
+from lingvo_moe.system import safetensors
+from lingvo_moe.system.files import read_json
+from lingvo_moe.system.safetensors import InParts
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.param_changes import function_changes
 from lingvo_moe.tasks.params import TranslationParams

@@ -6,15 +6,16 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.console import quiet
-from lingvo_moe.core.fields import FROM_DATA
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.smart_cond import size_of
+from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.decoding.fitted import FITTED
 from lingvo_moe.decoding.flat_beam_search import beam_search
 from lingvo_moe.decoding.forced import score_given
 from lingvo_moe.decoding.request import Request, numbers_of
+from lingvo_moe.inference.scorer import MAX_TOKENS
+from lingvo_moe.inference.translator import export_request, max_pieces, part_pieces
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.smart_cond import size_of
 from lingvo_moe.serving import graph_surface as surface
 from lingvo_moe.serving.client import check_path
 from lingvo_moe.serving.compact import compact
@@ -24,11 +25,10 @@ from lingvo_moe.serving.graph_functions import checked, checked_numbers, functio
 from lingvo_moe.serving.graph_network import Packed, SharedTransformer
 from lingvo_moe.serving.graph_reader import SentenceEncoder, with_end
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
+from lingvo_moe.system.console import quiet
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.scorer import MAX_TOKENS
 from lingvo_moe.tasks.sides import split_request
-from lingvo_moe.tasks.translator import export_request, max_pieces, part_pieces
 
 
 def default_options(params: TranslationParams) -> dict[str, tf.Tensor]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import lingvo_moe as lm
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
+from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
 from lingvo_moe.serving.exported import Exported
@@ -18,7 +19,6 @@ from lingvo_moe.serving.formats.base import directory_size, read_theta
 from lingvo_moe.serving.formats.safetensors import Safetensors
 from lingvo_moe.serving.formats.saved_model import SavedModel, ServedModel
 from lingvo_moe.serving.formats.storage import STORAGES
-from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing.conversation import converse
 from lingvo_moe.testing.exports import LINES
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.layer import WeightSpec
+from lingvo_moe.nn.layer import WeightSpec
 
 # The last letters of a matrix's dims -> the axis that a product sums over. For an embedding it is
 # the last axis, because its rows are looked up and are the output channels of the softmax. All

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Constant, WeightSpec
+from lingvo_moe.nn.layer import Constant, WeightSpec
 from lingvo_moe.serving.formats.storage import STORAGES, variables_of
 
 MATRIX = np.array([[1.0, -0.5], [0.25, 127.0]], np.float32)

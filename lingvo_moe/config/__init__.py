@@ -1,0 +1,1 @@
+"""Params: fields, the text of --set, the registry of models, plug-ins."""

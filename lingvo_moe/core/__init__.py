@@ -1,1 +1,0 @@
-"""What everything else is made of: params, registry, NestedMap, layers and weights."""

@@ -1,0 +1,1 @@
+"""Experts that move and multiply with the load (FlexMoE, 2304.03946)."""

@@ -1,0 +1,239 @@
+"""Translations, and how those of the parts of a text are merged.
+
+Exports contain a copy of this file, so it imports only the standard library and other copied files.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lingvo_moe.data.sentences import Part, join_parts, written
+from lingvo_moe.data.surface import as_written
+from lingvo_moe.system.batching import batches
+
+_SPACE, _EOS = "▁", "</s>"  # SentencePiece's
+
+
+class Token(NamedTuple):
+    """A token of a translation.
+
+    Attributes:
+        text: the piece, with "▁" for a space; "</s>" for EOS.
+        log_prob: log P in nats, given the source and the tokens before.
+        source: the index in Translation.source of the piece with the largest attention; -1 if there
+            is none.
+    """
+
+    text: str
+    log_prob: float
+    source: int
+
+
+class Translation(NamedTuple):
+    """text, one line, and its length-normalised log-probability.
+
+    With the option `tokens` also its tokens and the pieces of its source.
+    """
+
+    text: str
+    score: float
+    tokens: tuple[Token, ...] = ()
+    source: tuple[str, ...] = ()
+
+    def as_json(self, tokens: bool = False) -> dict[str, Any]:
+        """Its fields for JSON; `score` is null if it is not finite, which JSON cannot hold.
+
+        Args:
+            tokens: whether to include `tokens` and `source` also if they are empty.
+        """
+        fields = {"text": self.text, "score": self.score if math.isfinite(self.score) else None}
+        if not (tokens or self.tokens):
+            return fields
+        each = [token._asdict() for token in self.tokens]
+        return fields | {"tokens": each, "source": list(self.source)}
+
+    @property
+    def alignment(self) -> list[tuple[int, int]]:
+        """(source word, target word), counted from 0: the words aligned by attention.
+
+        Words are what spaces separate.
+        """
+        written = [token for token in self.tokens if token.text != _EOS and token.source >= 0]
+        read = _word_numbers(self.source)
+        words = _word_numbers([token.text for token in written])
+        return sorted(
+            {(read[token.source], word) for token, word in zip(written, words, strict=True)}
+        )
+
+
+def _word_numbers(pieces: Sequence[str]) -> list[int]:
+    """The number of the word that each piece is in; spaces are in the word that follows."""
+    numbers, word, after_space = [], -1, True
+    for piece in pieces:
+        if not piece.strip(_SPACE):
+            after_space = True
+            numbers.append(word + 1)
+            continue
+        word += after_space or piece.startswith(_SPACE)
+        after_space = piece.endswith(_SPACE)
+        numbers.append(word)
+    return [min(number, max(word, 0)) for number in numbers]  # no word follows the last spaces
+
+
+class TranslatedPart(NamedTuple):
+    """A translation of a part of a sentence and its number of tokens, with EOS; 0 if not found."""
+
+    translation: Translation
+    length: int
+
+    def written(self, part: Part, to: str) -> "TranslatedPart":
+        """The same in capitals if the part was given in capitals; `to` is its language."""
+        text = as_written(self.translation.text, part.given, to, {})
+        return self._replace(translation=self.translation._replace(text=text))
+
+
+def merge_parts(
+    found: Sequence[TranslatedPart], parts: Sequence[Part], penalty: Callable[[int], float]
+) -> Translation:
+    """The translation of a text from those of its parts; its score is that of all tokens.
+
+    Args:
+        found: of each part.
+        parts: of the text.
+        penalty: number of tokens -> the divisor of log P.
+    """
+    translations = [one.translation for one in found]
+    if len(found) == 1:
+        return translations[0]
+    if not all(one.length for one in found):
+        return Translation("", -math.inf)
+    log_prob = sum(one.translation.score * penalty(one.length) for one in found)
+    starts = itertools.accumulate((len(t.source) for t in translations), initial=0)
+    tokens = (
+        token._replace(source=start + token.source) if token.source >= 0 else token
+        for translation, start in zip(translations, starts, strict=False)
+        for token in translation.tokens
+    )
+    return Translation(
+        join_parts([t.text for t in translations], parts),
+        log_prob / penalty(sum(one.length for one in found)),
+        tuple(tokens),
+        tuple(piece for t in translations for piece in t.source),
+    )
+
+
+def merge_hypotheses(
+    found: Sequence[Sequence[TranslatedPart]],
+    parts: Sequence[Part],
+    penalty: Callable[[int], float] | None,
+) -> list[Translation]:
+    """The N translations of a text, best first, from the N hypotheses of each of its parts.
+
+    Candidate k joins, from each part, the hypothesis with the k-th largest log P; a part with fewer
+    than k gives its last one. Then the candidates are sorted by score.
+
+    Args:
+        found: of each part N hypotheses.
+        parts: as of `merge_parts`.
+        penalty: as of `merge_parts`; None to join the k-th of each part, without scores.
+    """
+    if len(found) == 1:
+        return [hypothesis.translation for hypothesis in found[0]]
+    if penalty is None:
+        texts = ([one[k].translation.text for one in found] for k in range(len(found[0])))
+        return [Translation(join_parts(one, parts), math.nan) for one in texts]
+    by_log_prob = [
+        sorted(
+            (one for one in hypotheses if one.length),
+            key=lambda one: -one.translation.score * penalty(one.length),
+        )
+        for hypotheses in found
+    ]
+    count = max(map(len, by_log_prob)) if all(by_log_prob) else 0
+    ranked = [[one[min(k, len(one) - 1)] for one in by_log_prob] for k in range(count)]
+    merged = (merge_parts(one, parts, penalty) for one in ranked)
+    missing = [Translation("", -math.inf)] * (len(found[0]) - count)
+    return [*sorted(merged, key=lambda one: -one.score), *missing]
+
+
+def parts_of(output: Mapping[str, Any], n_best: int, tokens: bool) -> list[list[TranslatedPart]]:
+    """The N translations of each text of a batch, from the outputs of an export as lists.
+
+    Args:
+        output: of `ServedModel.translate`, or with tokens of `translate_with`.
+        n_best: N.
+        tokens: whether to include the tokens.
+    """
+    names = ("translations", "scores", "lengths", *(("tokens", "log_probs", "aligned") * tokens))
+    sources = output["source"] if tokens else [()] * len(output["lengths"])
+    found: list[list[TranslatedPart]] = []
+    for source, *row in zip(sources, *(output[name] for name in names), strict=True):
+        found.append([])
+        for text, score, length, *more in itertools.islice(zip(*row, strict=True), n_best):
+            made = Translation(text, score)
+            if tokens:
+                each = itertools.islice(zip(*more, strict=False), length)
+                written = tuple(itertools.starmap(Token, each))
+                made = made._replace(tokens=written, source=tuple(filter(None, source)))
+            found[-1].append(TranslatedPart(made, length))
+    return found
+
+
+def translations_of(
+    sentences: Sequence[str],
+    to: str,
+    forms: Mapping[str, str],
+    split: Sequence[Sequence[Part]],
+    found: Mapping[tuple[int, int], Sequence[TranslatedPart]],
+    penalty: Callable[[int], float] | None,
+    n_best: int,
+) -> list[list[Translation]]:
+    """The N translations of each sentence.
+
+    Args:
+        sentences: as they were given.
+        to, forms: as of `as_written`.
+        split: the parts of each.
+        found: (number of the sentence, number of the part) -> its N translations.
+        penalty: as of `merge_hypotheses`.
+        n_best: N.
+    """
+    results = []
+    for i, (sentence, parts) in enumerate(zip(sentences, split, strict=True)):
+        best = [Translation(written(sentence, to, forms, (), ()), 0.0)] * n_best
+        if parts:
+            rows = [[one.written(part, to) for one in found[i, n]] for n, part in enumerate(parts)]
+            merged = merge_hypotheses(rows, parts, penalty)
+            best = [one._replace(text=as_written(one.text, sentence, to, forms)) for one in merged]
+        results.append(best)
+    return results
+
+
+def translate_parts(
+    split: Sequence[Sequence[Part]],
+    batch_tokens: int,
+    translate: Callable[[list[str], bool], list[list[TranslatedPart]]],
+    progress: Callable[[int], None] = lambda count: None,
+) -> dict[tuple[int, int], list[TranslatedPart]]:
+    """Translates the parts of sentences by an export; returns `found` of `translations_of`.
+
+    Args:
+        split: the parts of each sentence.
+        batch_tokens: tokens that are translated together, padding included.
+        translate: (texts, whether they are later parts, which have no target prefix) -> the N
+            translations of each.
+        progress: called with the number of sentences whose first part is done.
+    """
+    found: dict[tuple[int, int], list[TranslatedPart]] = {}
+    progress(sum(not parts for parts in split))
+    for later in (False, True):
+        places = [
+            (i, n) for i, parts in enumerate(split) for n in range(len(parts)) if bool(n) == later
+        ]
+        for batch in batches([split[i][n].size for i, n in places], batch_tokens):
+            chosen = [places[place] for place in batch]
+            results = translate([split[i][n].text for i, n in chosen], later)
+            found |= dict(zip(chosen, results, strict=True))
+            progress(0 if later else len(batch))
+    return found

@@ -1,0 +1,444 @@
+"""Evaluates a trained model on a split: checks everything, translates, writes the report."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lingvo_moe.config.fields import list_of
+from lingvo_moe.data.dataset import SIDES, Dataset
+from lingvo_moe.data.lengths import amount
+from lingvo_moe.data.mixture import identity
+from lingvo_moe.data.pipeline import eval_batches
+from lingvo_moe.data.sentences import left_out
+from lingvo_moe.evaluation import tokenizers
+from lingvo_moe.evaluation.baselines import Baselines
+from lingvo_moe.evaluation.columns import length_warnings
+from lingvo_moe.evaluation.evaluate import write_report
+from lingvo_moe.evaluation.language_id import LanguageIdentifier
+from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
+from lingvo_moe.evaluation.report import Report
+from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.evaluation.scores import PairOutput, check_pair
+from lingvo_moe.inference.fit import fit_penalties
+from lingvo_moe.inference.pivot import Translate, directions, through
+from lingvo_moe.inference.translator import Translator
+from lingvo_moe.jobs.floor import nearest_targets, train_texts
+from lingvo_moe.jobs.source_use import SourceUse, SplitBatches, evaluate_batches
+from lingvo_moe.system.files import check_output, new_directory
+from lingvo_moe.system.lines import first_of
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translation import RuntimeFn
+
+MAKER = "lingvo-moe-evaluate"
+_WITH_TEXT = "dev", "test"
+_SENTENCES = 1000  # of a language, for the language identifier
+
+
+def evaluate(
+    model_dir: ModelDir,
+    dataset: Dataset,
+    output: Path,
+    make_runtime: RuntimeFn,
+    report: Callable[[str], None],
+    *,
+    split: str = "test",
+    pairs: Sequence[str] = (),
+    step: int | None = None,
+    baselines: Sequence[Path] = (),
+    bleu_tokenizers: Sequence[str] = (),
+    pivot: str | None = None,
+    floor: bool = False,
+    metrics: Sequence[str | Metric] = (),
+    overwrite: bool = False,
+) -> Report:
+    """Translates a split, scores it, and writes a report, which appears when it is complete.
+
+    All arguments are checked before the translation starts.
+
+    Args:
+        model_dir: the model.
+        dataset: prepared data.
+        output: the directory of the report; see evaluation.evaluate for its files.
+        make_runtime: makes the runtime.
+        report: takes lines of progress.
+        split: "dev" or "test".
+        pairs: to score; () for all pairs of the model.
+        step: of the checkpoint; None for the best on dev.
+        baselines: reports to compare with, each by its directory or its JSON; a pair is compared
+            with the first that has it.
+        bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
+        pivot: pairs that the model was not trained on are translated through this language; see
+            `directions`. None to translate them directly.
+        floor: whether to report the BLEU of the targets of the most similar training sentences.
+        metrics: further scores; see evaluation.metrics.
+        overwrite: whether an earlier report may be replaced.
+
+    Raises:
+        ValueError, OSError: an unknown or repeated pair, no test lines, a task that the router
+            ByTask was not trained on, baselines that are not comparable, a metric that cannot be
+            used, or an output that cannot be made, or that another process made meanwhile.
+    """
+    check_output(output, MAKER, overwrite)
+    ready = prepare_metrics(metrics)
+    model_dir, dataset = model_dir.for_test_set(dataset)
+    pairs = list_of(pairs, "pairs")
+    here = {pair.name for pair in dataset.pairs}
+    both = [name for name in model_dir.pairs if name in here]
+    references = references_of(dataset, split, pairs or both, report)
+    if pivot is not None:
+        model_dir.tag(pivot)
+    task, trained_on = model_dir.task, count_trained_on(model_dir, dataset, report)
+    pivots = {name: pivot if trained_on[name] == 0 else None for name in references}
+    for name in _without_experts(task, dataset, pivots, bool(pairs)):
+        report(f"{name}: the model has no experts for it, skipped")
+        del references[name], pivots[name]
+    chosen = tokenizers.choose(list(references), bleu_tokenizers)
+    against = Baselines.load(baselines, split, list(references)) if baselines else None
+    if against:
+        against.check_not_in(output)
+        against.check(references, chosen)
+    copies = _copies(dataset, split, list(references), report) if floor else {}
+    runtime = make_runtime(task, None)
+    translator, step = load_translator(model_dir, runtime, step)
+    translator = fit_penalties(model_dir, translator, dataset, step, report)
+    translate = _with_known_sources(translator, model_dir)
+    translators = [(name, through(translate, via)) for name, via in pivots.items()]
+    outputs = translate_split(translators, dataset, split, report)
+    use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
+    outputs = _measured(outputs, dataset, model_dir, translator, trained_on, use, copies)
+    with new_directory(output, MAKER, overwrite) as directory:
+        made = write_report(
+            outputs,
+            directory,
+            model=model_dir.model,
+            checkpoint_step=step,
+            split=split,
+            baselines=against,
+            pivot=pivot,
+            chosen_tokenizers=chosen,
+            metrics=ready,
+        )
+    for line in length_warnings({one.pair: one.measures["length_ratio"] for one in made.pairs}):
+        report(line)
+    return made
+
+
+def references_of(
+    dataset: Dataset, split: str, pairs: Sequence[str], report: Callable[[str], None]
+) -> dict[str, list[str]]:
+    """Pair -> its target texts, for the pairs that have lines in the split.
+
+    Args:
+        dataset: prepared data.
+        split: "dev" or "test".
+        pairs: names.
+        report: takes a line for each pair without lines.
+
+    Raises:
+        ValueError: another split, an unknown or repeated pair, or no lines at all.
+    """
+    if split not in _WITH_TEXT:
+        raise ValueError(
+            f"split must be {' or '.join(map(repr, _WITH_TEXT))}, got {split!r}; of other splits a "
+            f"dataset has no text."
+        )
+    if repeated := sorted({name for name in pairs if pairs.count(name) > 1}):
+        raise ValueError(f"--pairs must name a pair once; repeated: {', '.join(repeated)}.")
+    known = [dataset.pair(name) for name in pairs]
+    for pair in known:
+        check_pair(pair.name)
+        if not pair.examples.get(split):
+            report(f"{pair.name}: no {split} lines, skipped")
+    found = {
+        pair.name: [example.target_text for example in dataset.examples(split, pair.name)]
+        for pair in known
+        if pair.examples.get(split)
+    }
+    if not found:
+        raise ValueError(
+            f"No pair of {first_of(pairs)} has {split} lines; nothing to evaluate. Choose another "
+            f"split or other pairs."
+        )
+    return found
+
+
+def count_trained_on(
+    model_dir: ModelDir, dataset: Dataset, report: Callable[[str], None]
+) -> dict[str, int | None]:
+    """Pair -> number of sentence pairs that a model was trained on, in the dataset and in corpora.
+
+    If it was trained on other data, or a corpus is not there, the numbers are those of the dataset,
+    but 0 for pairs that the model is known not to have been trained on. None: it was trained on the
+    pair, or may have been (as an imported model), but not on lines that can be counted here.
+
+    Args:
+        model_dir: the model.
+        dataset: prepared data.
+        report: takes a line if the numbers are those of the dataset.
+    """
+    inputs, cause = model_dir.params.input, "the model was trained on other data"
+    counts = {pair.name: pair.examples.get("train", 0) for pair in dataset.pairs}
+    try:
+        if identity(dataset, inputs.corpora) == model_dir.data:
+            counts, cause = inputs.mixture(dataset).examples, ""
+    except ValueError as error:
+        cause = str(error)
+    seen: Sequence[str] = model_dir.seen_pairs
+    if cause:
+        report(f"The column 'train' counts the training lines of {dataset.directory} only: {cause}")
+        seen = seen or list(counts)  # of an imported model it is not known
+        counts = {name: count for name, count in counts.items() if name in seen}
+    return {
+        pair.name: counts.get(pair.name) or (None if pair.name in seen else 0)
+        for pair in dataset.pairs
+    }
+
+
+def _with_known_sources(translator: Translate, model_dir: ModelDir) -> Translate:
+    """Omits the source language if the model neither knows nor needs it.
+
+    The data may have zero-shot pairs from such a language, which the translator would refuse.
+    """
+    known, needed = model_dir.source_languages, model_dir.task.needs_source_language
+
+    def translate(sentences, to, source_language, **options):
+        source = source_language if needed or source_language in known else None
+        return translator(sentences, to, source, **options)
+
+    return translate
+
+
+def _without_experts(task, dataset, pivots, named) -> list[str]:
+    """The pairs with a step that needs a task which the router ByTask was not trained on.
+
+    Args:
+        task: the model's.
+        dataset: prepared data.
+        pivots: pair -> the pivot that it is translated through; None for none.
+        named: whether the user named the pairs.
+
+    Raises:
+        ValueError: the user named such a pair, or all pairs are such pairs.
+    """
+    without = []
+    for name, pivot in pivots.items():
+        pair = dataset.pair(name)
+        try:
+            for source, target in directions(pair.source, pair.target, pivot):
+                task.task_id(source, target)
+        except ValueError as error:
+            without.append(name)
+            if named or len(without) == len(pivots):
+                raise ValueError(f"Pair {name}: {error} Name others with --pairs.") from error
+    return without
+
+
+def translate_pair(
+    translator: Translate,
+    dataset: Dataset,
+    split: str,
+    name: str,
+    report: Callable[[str], None],
+) -> PairOutput:
+    """Translates one pair's sentences of a split; training examples are those of the dataset.
+
+    Args:
+        translator: the model.
+        dataset: prepared data with raw text for that split.
+        split: "dev" or "test".
+        name: the pair.
+        report: takes a warning of sentences that are too long.
+
+    Raises:
+        ValueError: unknown pair, or one whose task the model was not trained on.
+    """
+    pair = dataset.pair(name)
+    examples = dataset.examples(split, name)
+    sources = [example.source_text for example in examples]
+
+    translations = translator(
+        sources, pair.target, pair.source, warn=lambda line: report(f"{name}: {line}")
+    )
+    return PairOutput(
+        pair=name,
+        train_examples=pair.examples.get("train", 0),
+        sources=sources,
+        hypotheses=[best[0].text for best in translations],
+        references=[example.target_text for example in examples],
+    )
+
+
+def translate_split(
+    translators: Iterable[tuple[str, Translate]],
+    dataset: Dataset,
+    split: str,
+    report: Callable[[str], None],
+) -> list[PairOutput]:
+    """Translates pairs of a split, each by its own translator.
+
+    Args:
+        translators: (pair, its translator), in the order to work in.
+        dataset: prepared data.
+        split: "dev" or "test".
+        report: takes a line of progress a pair.
+
+    Raises:
+        ValueError: as `translate_pair`.
+    """
+    outputs = []
+    for name, translator in translators:
+        outputs.append(translate_pair(translator, dataset, split, name, report))
+        report(f"{name}: {len(outputs[-1].sources)} lines translated")
+    return outputs
+
+
+def load_translator(
+    model_dir: ModelDir, runtime, step: int | None = None
+) -> tuple[Translator, int]:
+    """Loads a logdir's checkpoint, by default its best, into a runtime.
+
+    Returns:
+        The translator and the checkpoint's step.
+    """
+    checkpoint = model_dir.read_checkpoint(step, lambda found: runtime.restore(found.tensors))
+    fitted = model_dir.at_step(checkpoint.step)
+    return Translator.of(fitted, runtime.translate), checkpoint.step
+
+
+def language_identifier(dataset: Dataset) -> LanguageIdentifier | None:
+    """Identifies the languages of a dataset, by at most _SENTENCES training sentences of each.
+
+    None if fewer than two languages have training text.
+    """
+    texts: dict[str, list[str]] = {}
+    for pair in dataset.pairs:
+        examples = list(dataset.first_examples("train", pair.name, _SENTENCES))
+        sources, targets = (train_texts(dataset, examples, side) for side in SIDES)
+        for language, more in ((pair.source, sources), (pair.target, targets)):
+            known = texts.setdefault(language, [])
+            known += more[: _SENTENCES - len(known)]
+    seen = {language: lines for language, lines in texts.items() if lines}
+    return LanguageIdentifier(seen) if len(seen) > 1 else None
+
+
+def record_routing(
+    model_dir: ModelDir,
+    dataset: Dataset,
+    make_runtime: RuntimeFn,
+    split: str = "dev",
+    step: int | None = None,
+) -> RoutingRecord:
+    """Counts how many tokens of a split choose each expert, for the experts' page and for pruning.
+
+    Args:
+        model_dir: a model with experts.
+        dataset: prepared data.
+        make_runtime: makes the runtime.
+        split: "dev" or "test".
+        step: of the checkpoint; None for the best on dev.
+
+    Raises:
+        ValueError: the dataset does not fit the model, the split has no lines that fit
+            input.source_length and target_length, or there is no checkpoint.
+        OSError: the checkpoint is damaged.
+    """
+    model_dir, dataset = model_dir.for_test_set(dataset)
+    runtime = make_runtime(model_dir.task, None)
+    load_translator(model_dir, runtime, step)
+    batches = list(eval_batches(dataset, split, model_dir.params.input))
+    if not batches:
+        rows = model_dir.params.input
+        raise ValueError(
+            f"{dataset.directory} has no {split} lines that fit input.source_length="
+            f"{rows.source_length} and input.target_length={rows.target_length}. Use another "
+            f"dataset or split."
+        )
+    total = evaluate_batches(runtime, batches)
+    return RoutingRecord.of_metrics(total, model_dir.task.moe_layers, model_dir.pairs)
+
+
+def _copies(dataset, split, pairs, report) -> dict[str, list[str]]:
+    """Pair -> what `nearest_targets` finds, for pairs with training text."""
+    copies = {}
+    for pair in pairs:
+        if (found := nearest_targets(dataset, split, pair)) is not None:
+            copies[pair] = found
+            report(f"{pair}: found the most similar training sentences of {len(found)} lines")
+    return copies
+
+
+def _measured(outputs, dataset, model_dir, translator, trained_on, use, copies) -> list[PairOutput]:
+    """The outputs with measurements of each pair; see `PairOutput`.
+
+    Args:
+        outputs: the translations.
+        dataset: prepared data.
+        model_dir: the model.
+        translator: its translator.
+        trained_on: as of `count_trained_on`.
+        use: pair -> source use, nats per token.
+        copies: pair -> targets of the most similar training sentences.
+    """
+    identify, found = language_identifier(dataset), []
+    for one in outputs:
+        measures = {
+            "source_use": use.get(one.pair),
+            "cut": _cut(translator, one.sources),
+            "left_out": _left_out(dataset, one.pair, model_dir),
+            "off_target": _off_target(identify, one.hypotheses, one.pair),
+            "references_off_target": _off_target(identify, one.references, one.pair),
+        }
+        found.append(
+            dataclasses.replace(
+                one,
+                train_examples=trained_on[one.pair],
+                nearest=copies.get(one.pair),
+                measures={key: value for key, value in measures.items() if value is not None},
+            )
+        )
+    return found
+
+
+def _cut(translator, sources):
+    """The share of sources of which a part is not read; None if the translator does not tell."""
+    if not isinstance(translator, Translator):
+        return None
+    room, split = translator.part_pieces, translator.split(sources)
+    return float(np.mean([left_out(parts, room) > 0 for parts in split]))
+
+
+def _left_out(dataset, pair, model_dir):
+    """The share of a pair's target tokens of train in lines longer than a row; None if unknown."""
+    table = np.array(dataset.pair(pair).lengths.get("train", ()), np.int64)
+    if not table.size or dataset.sha256 != model_dir.data:
+        return None
+    rows = model_dir.params.input
+    fitting = amount(table, rows.source_length, rows.target_length).target_tokens
+    return 1 - fitting / int(table[:, -1].sum())
+
+
+def _off_target(identify, texts, pair):
+    """The share of texts not in the pair's target language; None if no text of it was seen."""
+    target = pair.rpartition("-")[2]
+    known = identify and target in identify.languages
+    return identify.off_target(texts, target) if known else None
+
+
+def _source_use(model_dir, runtime, dataset, split, pairs, report) -> Mapping[str, float]:
+    """Pair -> its source use, for pairs with at least two lines that fit a training row."""
+    params = model_dir.params
+    batches = SplitBatches.of(
+        dataset,
+        dataclasses.replace(params.input, pairs=tuple(pairs)),
+        params.train.source_use_sentences,
+        split,
+    )
+    sampled, foreign = (evaluate_batches(runtime, b) for b in (batches.sampled, batches.foreign))
+    if not sampled:
+        return {}
+    use = SourceUse.of(sampled, foreign, model_dir.pairs)
+    for line in use.warnings():
+        report(line)
+    return use.pairs

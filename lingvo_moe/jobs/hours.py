@@ -1,0 +1,60 @@
+"""The number of steps that a run can take in some hours, measured with its own first batches."""
+
+import time
+from typing import Any
+
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.pipeline import Part, TrainInput
+from lingvo_moe.jobs.source_use import SplitBatches
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.recipe import Chosen
+from lingvo_moe.training.process import Process
+
+_WARM, _MEASURED = 2, 10  # steps; the first ones compile
+
+
+def steps_in(
+    hours: float, model_dir: ModelDir, dataset: Dataset, runtime: Any, process: Process
+) -> Chosen:
+    """Times steps and an evaluation on dev, with weights that are thrown away.
+
+    Args:
+        hours: of the steps and evaluations; compilation and translations of dev come on top.
+        model_dir: of a new logdir.
+        dataset: prepared data.
+        runtime: its state is changed.
+        process: this process; all take the smallest number.
+    """
+    params = model_dir.params
+    rows = runtime.batch_rows(params.input.batch_size)
+    part = Part.of(rows, process.index, params.input.num_virtual_shards)
+    source = TrainInput(dataset, params.input, params.train.seed, part)
+    dev = SplitBatches.of(dataset, params.input, params.train.source_use_sentences)
+    runtime.initialize(params.train.seed)
+
+    def seconds(count):
+        batches = [source.next_batch() for _ in range(count)]
+        start = time.monotonic()
+        for batch in batches:
+            metrics = runtime.train(batch)
+        float(metrics.tokens)  # waits for the last step
+        return (time.monotonic() - start) / count
+
+    def evaluation(batches):
+        start = time.monotonic()
+        for batch in batches:
+            float(runtime.evaluate(batch).nll)
+        return time.monotonic() - start
+
+    seconds(_WARM)
+    step = seconds(_MEASURED)
+    batches = [*dev.sampled, *dev.foreign, *dev.rest]
+    evaluation(batches[:1])
+    whole = evaluation(batches)
+    # If eval_every follows from the steps, their number is free; else the number of evaluations.
+    if any(one.path == "train.eval_every" for one in model_dir.chosen):
+        steps = (3600 * hours - params.recipe.evaluations * whole) / step
+    else:
+        steps = 3600 * hours / (step + whole / params.train.eval_every)
+    why = f"{hours:g} hours, with {step:.2f} s a step and {whole:.0f} s an evaluation"
+    return Chosen("train.max_steps", process.minimum(max(1, int(steps))), why)

@@ -1,0 +1,1 @@
+"""Mixture-of-Experts, GShard section 2: router, gatings, capacity, dispatch, the MoE layer."""

@@ -1,0 +1,1 @@
+"""What layers are made of: Layer, WeightSpec, NestedMap, Context, random numbers, gradients."""

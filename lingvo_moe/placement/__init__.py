@@ -1,1 +1,0 @@
-"""Placement of experts on devices, and its changes during training (FlexMoE, 2304.03946)."""

@@ -1,0 +1,221 @@
+"""Weights with a copy for each device, so that their gradients are summed over devices later.
+
+Devices with different rows hold copies of a weight, and its gradient is a sum over these devices.
+XLA computes this sum together with the gradient: with micro-batches, once for each of them. To
+compute it once, the weight gets one more dimension: device d uses copy d, and the gradient of copy
+d is the summand of device d (type P in docs/sbp.md). Summands are added over micro-batches; devices
+communicate only when `sum_copies` sums the copies.
+
+Layers apply their weights with the functions below. These accept weights with or without this
+dimension, and distinguish them by the rank.
+
+D copies, B rows; the rows of a device are contiguous.
+"""
+
+import tensorflow as tf
+
+from lingvo_moe.nn.gradients import custom_gradient
+from lingvo_moe.nn.layer import WeightSpec
+from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.zeros import runtime_zeros
+from lingvo_moe.sbp.annotations import Rules, active, annotate, assignment, axes_of, tile
+
+_COPY = "Z"  # a letter for D that is in no equation
+
+
+def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
+    """The weights theta with copies: [D, …], or [Y, D, …] for the layers of a scan.
+
+    A weight that is split over an axis that also splits rows is unchanged, as are all weights
+    outside of `use_mesh`. `weights` are their WeightSpecs.
+    """
+
+    def copied(weight, spec):
+        size = _num_copies(spec)
+        if size == 1:
+            return weight
+        place = _place(spec.dims)
+        shape = [*weight.shape[:place], size, *weight.shape[place:]]
+        return annotate_weight(tf.broadcast_to(tf.expand_dims(weight, place), shape), spec.dims)
+
+    return theta.map(copied, weights)
+
+
+def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
+    """The gradients of weights, in the shapes of the WeightSpecs: one AllReduce of copies each.
+
+    Args:
+        grads: gradients of the result of `expand_copies`.
+        weights: the WeightSpecs of theta.
+    """
+
+    def of_weight(grad, spec):
+        if grad.shape.rank == len(spec.dims):
+            return grad
+        return annotate(
+            tf.reduce_sum(annotate_weight(grad, spec.dims), _place(spec.dims)), spec.dims
+        )
+
+    return grads.map(of_weight, weights)
+
+
+def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
+    """`annotate` for a weight of these dims, or with copies, which `at_rest` does not change."""
+    here = active()
+    if here is None or weight.shape.rank == len(dims):
+        return annotate(weight, dims, at_rest)
+    mesh, rules = here
+    place = _place(dims)
+    shape = (*weight.shape[:place], *weight.shape[place + 1 :])
+    axes = assignment(dims, shape, mesh, rules)
+    return tile(weight, [*axes[:place], _row_axes(dims, rules), *axes[place:]], mesh)
+
+
+def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
+    """`annotate_weight`, but the gradient of a scan's layers stays split as at rest.
+
+    A gathered gradient would need the memory of all layers' whole gradients.
+    """
+    if active() is None or weight.shape.rank != len(dims) or not _place(dims):
+        return annotate_weight(weight, dims)
+
+    @custom_gradient
+    def gathered(weight):
+        return annotate(weight, dims), lambda upstream: annotate(upstream, dims, at_rest=True)
+
+    return gathered(weight)
+
+
+def einsum(equation: str, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """tf.einsum of rows [B, …] and a weight; with copies device d uses copy d.
+
+    In "rows,weight->result" the first letter of `rows`, B, is also that of `result`.
+
+    Raises:
+        ValueError: as `split_rows`.
+    """
+    terms, result = equation.split("->")
+    rows_term, weight_term = terms.split(",")
+    if weight.shape.rank == len(weight_term):
+        return tf.einsum(equation, rows, weight)
+    copied = f"{_COPY}{rows_term},{_COPY}{weight_term}->{_COPY}{result}"
+    return merge_rows(tf.einsum(copied, split_rows(rows, weight, len(weight_term)), weight))
+
+
+def matmul(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """tf.matmul of rows [R, M] and a weight [M, H]; or [E, R, M] and [E, M, H], of experts."""
+    if weight.shape.rank == rows.shape.rank:
+        return _product(rows, weight)
+    if rows.shape.rank == 2:
+        return merge_rows(tf.matmul(split_rows(rows, weight, 2), weight))
+    experts, _, size = rows.shape
+    by_copy = tf.reshape(rows, [experts, weight.shape[0], -1, size])
+    result = tf.einsum("EDRM,DEMH->EDRH", by_copy, weight)
+    return tf.reshape(result, [experts, -1, weight.shape[-1]])
+
+
+def add_bias(rows: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """rows [R, H] plus a bias [H]; or [E, R, H] and [E, H], of experts."""
+    if bias.shape.rank == rows.shape.rank - 1:
+        return rows + (bias if rows.shape.rank == 2 else bias[:, None])
+    if rows.shape.rank == 2:
+        return rows + per_row(bias, 1, rows)
+    experts, _, size = rows.shape
+    by_copy = tf.reshape(rows, [experts, bias.shape[0], -1, size])
+    return tf.reshape(by_copy + tf.transpose(bias, [1, 0, 2])[:, :, None], [experts, -1, size])
+
+
+@custom_gradient
+def _product(rows, weight):
+    def grad(upstream):
+        if weight.shape.rank == 2 and weight.shape[0] < weight.shape[1]:
+            # As a batch of one: for a single product oneDNN first copies a wide transposed weight,
+            # which takes a quarter of the product's time.
+            d_rows = tf.matmul(upstream[None], weight[None], transpose_b=True)[0]
+        else:
+            d_rows = tf.matmul(upstream, weight, transpose_b=True)
+        return d_rows, tf.matmul(rows, upstream, transpose_a=True)
+
+    return tf.matmul(rows, weight), grad
+
+
+def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """Rows [B, …, M] of a table [V, M], with copies or without, for ids [B, …]."""
+    if table.shape.rank == 2:
+        return tf.gather(table, ids)
+    copies, size, _ = table.shape
+    flat = tf.reshape(split_rows(ids, table, 2), [copies, -1])
+
+    @custom_gradient
+    def rows_of(table):
+        def grad(upstream):
+            # For TensorFlow's own gradient XLA would gather all rows on every device.
+            copy = tf.broadcast_to(tf.range(copies, dtype=flat.dtype)[:, None], flat.shape)
+            shape = [copies, size, upstream.shape[-1]]
+            zeros = runtime_zeros(shape, upstream.dtype, upstream)
+            return tf.tensor_scatter_nd_add(zeros, tf.stack([copy, flat], axis=-1), upstream)
+
+        return tf.gather(table, flat, batch_dims=1), grad
+
+    return tf.reshape(rows_of(table), [*ids.shape, table.shape[-1]])
+
+
+def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:
+    """The weight in a shape that broadcasts with rows; each row gets the copy of its device.
+
+    Args:
+        weight: [*s], or with copies [D, *s], which become [B, 1, …, *s].
+        rank: the number of dimensions of s.
+        rows: [B, …, *s].
+    """
+    if weight.shape.rank == rank:
+        return weight
+    ones = [1] * (rows.shape.rank - rank - 1)
+    by_copy = tf.reshape(weight, [weight.shape[0], 1, *ones, *weight.shape[1:]])
+    size = rows.shape[0] // weight.shape[0]
+    shape = [weight.shape[0], size, *by_copy.shape[2:]]
+    return merge_rows(tf.broadcast_to(by_copy, shape))
+
+
+def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
+    """[B, …] as [D, B / D, …]: for each copy of a weight the rows of its device.
+
+    Without copies, when the weight has this rank, rows are unchanged.
+
+    Raises:
+        ValueError: the rows do not divide into equal parts.
+    """
+    if weight.shape.rank == rank:
+        return rows
+    copies = weight.shape[0]
+    if rows.shape[0] % copies:
+        raise ValueError(
+            f"{rows.shape[0]} rows of a micro-batch cannot be split equally for {copies} "
+            f"devices; change input.batch_size, train.micro_batches or the mesh."
+        )
+    return tf.reshape(rows, [copies, -1, *rows.shape[1:]])
+
+
+def merge_rows(by_copy: tf.Tensor) -> tf.Tensor:
+    """[D, B / D, …] as [B, …]: the inverse of `split_rows` for a weight with copies."""
+    return tf.reshape(by_copy, [-1, *by_copy.shape[2:]])
+
+
+def _num_copies(spec: WeightSpec) -> int:
+    """D of a weight; 1 if devices hold no copies."""
+    if (here := active()) is None:
+        return 1
+    mesh, rules = here
+    axes = _row_axes(spec.dims, rules)
+    cut = {axis for group in assignment(spec.dims, spec.shape, mesh, rules) for axis in group}
+    return 1 if cut & set(axes) else mesh.size(axes)
+
+
+def _row_axes(dims: str, rules: Rules) -> tuple[str, ...]:
+    """The axes that split the rows which are multiplied with a weight: of experts or a batch."""
+    return axes_of("r" if "E" in dims else "B", rules)
+
+
+def _place(dims: str) -> int:
+    """The index of the dimension of copies: after that of a scan's layers."""
+    return int(dims.startswith("Y"))

@@ -1,0 +1,142 @@
+"""GShard's manual annotations and manual regions (Lepikhin et al. 2020, section 3.2).
+
+Layers use letters and rules (see annotations.py). These functions place the pieces of a tensor on
+devices by number, or run code on the piece of one device.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.nn.gradients import custom_gradient
+from lingvo_moe.nn.tensorflow_private import set_attribute, xla_sharding
+from lingvo_moe.sbp.annotations import active, assignment, tile_sharding, use_mesh
+
+
+def replicate(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, annotated with a copy on every device."""
+    return xla_sharding.replicate(tensor, use_sharding_op=True)
+
+
+def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
+    """The tensor, split along one dimension; piece i is on device i.
+
+    Args:
+        tensor: any rank; the compiler pads uneven pieces.
+        split_dimension: the dimension, from 0.
+        num_partitions: the number of pieces and devices.
+
+    Raises:
+        ValueError: more pieces than elements.
+    """
+    shape = [1] * tensor.shape.rank
+    shape[split_dimension] = num_partitions
+    return shard(tensor, np.arange(num_partitions).reshape(shape))
+
+
+def shard(tensor: tf.Tensor, device_assignment: np.ndarray | Sequence) -> tf.Tensor:
+    """The tensor, split along any dimensions, with a given device for each piece.
+
+    A [3, 16, 64] tensor with an assignment of shape [1, 2, 4] has pieces of [3, 8, 16].
+
+    Args:
+        tensor: any rank.
+        device_assignment: integers of the same rank. The shape gives the number of pieces of each
+            dimension, the entries the device of each piece: 0 … D - 1, each once.
+
+    Raises:
+        ValueError: another rank, more pieces than elements, or entries that are not a permutation.
+    """
+    devices = np.asarray(device_assignment)
+    numbers, sizes = devices.ravel().tolist(), zip(devices.shape, tensor.shape, strict=True)
+    if sorted(numbers) != list(range(devices.size)) or any(n > (s or n) for n, s in sizes):
+        raise ValueError(
+            f"device_assignment must have at most the shape {tensor.shape} and hold each device of "
+            f"0 … {devices.size - 1} once, got {numbers} of shape {devices.shape}."
+        )
+    if devices.size == 1:
+        return replicate(tensor)
+    return xla_sharding.tile(tensor, devices, use_sharding_op=True)
+
+
+# The dtype of integers in a manual region. XLA merges equal constants, and fails if a constant is
+# used both in a region and in the program around it, whose integers have 32 bits.
+INDEX = tf.int64
+
+
+def manual(
+    function: Callable[..., tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    dims: Sequence[str],
+    result_dims: str,
+) -> tf.Tensor:
+    """A manual region, which XLA does not partition: function runs on the pieces of each device.
+
+    The function is the program of one device and must not need the pieces of others. The gradient
+    is a manual region too and recomputes the function. Outside of `use_mesh` there is one device,
+    and the function gets whole tensors.
+
+    Args:
+        function: pieces of the tensors -> the piece of the result.
+        tensors: of static shapes.
+        dims, result_dims: one letter a dimension; the current rules give the sharding.
+
+    Raises:
+        ValueError: as `assignment`, or a tensor does not divide into equal pieces.
+    """
+    if (here := active()) is None:
+        return function(*tensors)
+    mesh, rules = here
+
+    @custom_gradient
+    def region(*tensors):
+        (result,) = _by_hand(
+            lambda *pieces: [function(*pieces)], tensors, dims, [result_dims], mesh, rules
+        )
+
+        def grad(upstream):
+            floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
+
+            def backward(upstream, *pieces):
+                with tf.GradientTape() as tape:
+                    tape.watch([pieces[i] for i in floats])
+                    outputs = function(*pieces)
+                return tape.gradient(outputs, [pieces[i] for i in floats], upstream)
+
+            given, letters = [upstream, *tensors], [result_dims, *dims]
+            with use_mesh(mesh, rules):
+                grads = _by_hand(backward, given, letters, [dims[i] for i in floats], mesh, rules)
+            by_input = dict(zip(floats, grads, strict=True))
+            return [by_input.get(i) for i in range(len(tensors))]
+
+        return result, grad
+
+    return region(*tensors)
+
+
+def _by_hand(function, tensors, dims, result_dims, mesh, rules):
+    """The results of function on all devices, with all its operations marked as manual."""
+    pieces = []
+    for tensor, letters in zip(tensors, dims, strict=True):
+        axes = assignment(letters, tuple(tensor.shape), mesh, rules)
+        mesh.piece_shape(tensor.shape, axes, letters, repr(letters))
+        pieces.append(xla_sharding.auto_to_manual_spmd_partition(tensor, _serialized(axes, mesh)))
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    results = function(*pieces)
+    mark = xla_sharding.Sharding.manual().proto.SerializeToString()
+    for operation in graph.get_operations()[before:]:
+        set_attribute(operation, "_XlaSharding", mark)
+    whole = []
+    for result, letters in zip(results, result_dims, strict=True):
+        axes = assignment(letters, (None,) * len(letters), mesh, rules)
+        shape = [size * mesh.size(group) for size, group in zip(result.shape, axes, strict=True)]
+        sharding = _serialized(axes, mesh)
+        whole.append(xla_sharding.manual_to_auto_spmd_partition(result, sharding, shape))
+    return whole
+
+
+def _serialized(axes, mesh):
+    sharding = tile_sharding(axes, mesh) if any(axes) else xla_sharding.Sharding.replicate()
+    return sharding.proto.SerializeToString()

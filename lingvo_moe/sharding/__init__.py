@@ -1,1 +1,0 @@
-"""Sharding of tensors: meshes, logical-axis rules, XLA sharding annotations."""

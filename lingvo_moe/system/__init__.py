@@ -1,0 +1,1 @@
+"""Files that appear whole, locks, lines of text, progress: what needs only the operating system."""

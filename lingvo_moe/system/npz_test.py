@@ -1,0 +1,68 @@
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from lingvo_moe.system import npz
+
+
+def test_comes_back_as_it_was(tmp_path):
+    path = tmp_path / "some.npz"
+    npz.save(path, counts=np.arange(3), names=np.array(["a", "bc"]), nothing=None)
+    back = npz.load(path, dict, "arrays", "")
+    assert set(back) == {"counts", "names"}
+    np.testing.assert_array_equal(back["counts"], [0, 1, 2])
+    assert back["names"].tolist() == ["a", "bc"]
+    assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]
+
+
+@pytest.mark.parametrize("keep", [0, 10, 100, -40])
+def test_damage(tmp_path, keep):
+    path = tmp_path / "some.npz"
+    npz.save(path, counts=np.random.default_rng(0).normal(size=100))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"some.npz holds no thing \(\w+: .*\)\. Make one\.$"):
+        npz.load(path, dict, "thing", "Make one.")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda arrays: arrays["weights"], lambda arrays: int("x"), lambda arrays: 1 + ""]
+)
+def test_a_file_of_another_kind(tmp_path, make):
+    path = tmp_path / "some.npz"
+    npz.save(path, counts=np.arange(3))
+    with pytest.raises(ValueError, match=r"some.npz holds no thing \(.*\)\. Make one\.$"):
+        npz.load(path, make, "thing", "Make one.")
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "some.npz"
+    npz.save(path, counts=np.arange(3))
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        npz.save(path, counts=np.arange(9))
+    assert len(npz.load(path, dict, "thing", "")["counts"]) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]
+
+
+def test_several_that_write_at_once_leave_a_whole_file(tmp_path):
+    """Threads in place of four processes: each file has another name until it is complete."""
+    path = tmp_path / "some.npz"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: npz.save(path, same=np.full(20_000, n)), range(40)))
+    assert len(set(npz.load(path, dict, "thing", "")["same"].tolist())) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]
+
+
+def test_only_the_named_arrays_are_read(tmp_path):
+    path = tmp_path / "some.npz"
+    npz.save(path, compress=False, counts=np.zeros(1000, np.int64), sums=np.ones(2))
+    assert path.stat().st_size > 8000
+    assert set(npz.load(path, dict, "thing", "", ["sums"])) == {"sums"}
+    with pytest.raises(ValueError, match=r"some.npz holds no thing \(KeyError: .*means"):
+        npz.load(path, dict, "thing", "Make one.", ["means"])
