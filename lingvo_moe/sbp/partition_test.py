@@ -43,9 +43,7 @@ def test_shard_places_every_piece():
     assert devices(annotation([3, 16, 64], lambda x: shard(x, ids))) == ids
 
 
-@pytest.mark.parametrize(
-    "call", [lambda x: split(x, 0, 4), lambda x: shard(x, [[0, 1, 1, 3]])], ids=str
-)
+@pytest.mark.parametrize("call", [lambda x: split(x, 0, 4), lambda x: shard(x, [[0, 1, 1, 3]])])
 def test_errors(call):
     with pytest.raises(ValueError, match="device_assignment"):
         call(tf.ones([3, 8]))
