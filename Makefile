@@ -7,7 +7,7 @@ PEERS := build/peers
 TRAINED_ON := --data=$(DEMO)/data
 RESULTS := build/results
 CORPORA ?= corpora
-REAL_TEXT = $(BIN)/python -m experiments.real_text $(RESULTS)/real --corpora=$(CORPORA) --page=docs/results.md
+REAL_TEXT = $(BIN)/python -m experiments.real_text $(RESULTS)/real --corpora=$(CORPORA) --results=experiments/results
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
@@ -106,13 +106,13 @@ gpu-export: setup  ## programs and scripts to measure on a GPU: build/gpu
 
 # Runs that are complete are not repeated, so after an interruption the same command goes on. With
 # `make -k results` an error in one part does not stop the other parts.
-results: results-learning results-tldr results-wikimessages results-both  ## the tables of docs/results.md on real text and "Width and depth" (takes days; needs CORPORA=DIR)
+results: results-learning results-tldr results-wikimessages results-both  ## the tables of experiments/results on real text and "Width and depth" (takes days; needs CORPORA=DIR)
 
 results-learning: setup $(PEERS)/.ready
 	$(BIN)/python -m experiments.learning $(RESULTS) --corpora=$(CORPORA) \
 	  --only=scale/ --only=rates/ --only=peer/ --only=budget --only=recipe/ --only=knob/
 	PYTHONPATH=$(PEERS)/transformers5 $(PEERS)/.venv/bin/python -m experiments.learning_run $(RESULTS) --only=M2M-100 --workers=1
-	$(BIN)/python -m experiments.learning $(RESULTS) --page=docs/results.md
+	$(BIN)/python -m experiments.learning $(RESULTS) --results=experiments/results
 
 # The tables of pairs are those of the seed that ran last.
 results-tldr: setup

@@ -1,13 +1,13 @@
 """Compares all gatings on one corpus, over several seeds: quality, balance, drops, speed.
 
 python -m experiments.gatings --data=build/demo/data --output=build/gatings [--steps=300]
-    [--seeds=1,2,3] [--only=TEXT …] [--rounds=15] [--no-bleu] [--page=docs/gating.md]
+    [--seeds=1,2,3] [--only=TEXT …] [--rounds=15] [--no-bleu] [--results=experiments/results]
 
 Trains tiny.MoE for the same number of steps with each policy and seed; a seed gives every policy
 the same batches. Each run is one JSON file in OUTPUT; the same command again makes only the missing
-ones. Then it measures the CPU time of steps in alternating order, and prints the table. With --page
-it also writes it into the place `gatings NAME` of the page (see pages.py); NAME is the name of
-OUTPUT. A run takes 65 seconds on one core.
+ones. Then it measures the CPU time of steps in alternating order, and prints the table. With
+--results=DIR it also writes DIR/gatings_NAME.csv, where NAME is the name of OUTPUT. A run takes 65
+seconds on one core.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import numpy as np
 import sacrebleu
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-from experiments.pages import replace_table
+from experiments.tables import write_csv
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import TrainInput, eval_batches
 from lingvo_moe.inference.translator import Translator
@@ -128,7 +128,7 @@ def main() -> None:
         default=True,
         help="translate the test text; --no-bleu for runs that are too short for it",
     )
-    parser.add_argument("--page", type=Path, help="the page with the table")
+    parser.add_argument("--results", type=Path, help="directory for the table as a CSV file")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     dataset = Dataset.load(args.data)
@@ -138,9 +138,9 @@ def main() -> None:
     if args.rounds:
         _measure_speed(dataset, args)
     table = _table(args.output)
-    print(table)
-    if args.page:
-        replace_table(args.page, f"gatings {args.output.name}", table)
+    print(table.to_markdown())
+    if args.results:
+        write_csv(args.results / f"gatings_{args.output.name}.csv", table)
 
 
 def _run(name, dataset, args):
@@ -213,7 +213,7 @@ def _seconds(step):
     return time.process_time() - start
 
 
-def _table(output: Path) -> str:
+def _table(output: Path) -> Table:
     """The table of all runs: means over seeds; ± is the standard error."""
     speed_path, rows = output / "speed.json", []
     speed = json.loads(speed_path.read_text()) if speed_path.exists() else {}
@@ -253,7 +253,7 @@ def _table(output: Path) -> str:
         *("policy", "seeds", "dev loss", "difference to the first row", "BLEU", "MaxVio per step"),
         *("MaxVio, 100 steps", "drop rate", "time per step"),
     )
-    return Table(columns, rows).to_markdown()
+    return Table(columns, rows)
 
 
 def _plus_minus(values):

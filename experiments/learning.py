@@ -3,7 +3,7 @@
 python -m experiments.learning OUTPUT --corpora=DIR [--only=TEXT …]     # makes the runs here
 python -m experiments.learning OUTPUT --corpora=DIR --export            # or exports them, and
 python -m experiments.learning_run OUTPUT                               # makes them on a GPU
-python -m experiments.learning OUTPUT --page=docs/results.md            # writes the tables
+python -m experiments.learning OUTPUT --results=experiments/results     # writes the tables
 
 DIR has a directory for each corpus of learning_data.py. A run is a row of a study with one seed. It
 trains as `lingvo-moe-train --model=MODEL --set=…` does. Its results are one JSON file in
@@ -60,10 +60,10 @@ def main() -> None:
         "--platform", default="cuda", choices=stablehlo.PLATFORMS, help="its platform"
     )
     parser.add_argument("--only", action="append", help="only rows whose name has this text")
-    parser.add_argument("--page", type=Path, help="the page to write the tables into")
+    parser.add_argument("--results", type=Path, help="directory for the tables as CSV files")
     args = parser.parse_args()
     if not args.corpora:
-        write_tables(args.output, args.page)
+        write_tables(args.output, args.results)
         return
     rows = [r for r in ROWS if not args.only or any(text in r.name for text in args.only)]
     queue, failed = Queue(args.output, args.corpora), []

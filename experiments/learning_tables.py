@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.learning_rows import ROWS
-from experiments.pages import merge_table
+from experiments.tables import merge_csv
 from lingvo_moe.config.params import from_fields, to_fields
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.reporting.figure import to_png
@@ -22,14 +22,14 @@ Run = dict[str, Any]
 # Study -> dev losses. The table has the number of tokens until each is reached (GShard, table 2).
 _LEVELS = {"scale": (2.0, 1.0, 0.5), "small": (3.0, 2.5, 2.2)}
 _AFTER = {"peer": (1, 3, 10)}  # millions of tokens; the table has the dev loss after so many
-_PICTURES = {"scale": "width_and_depth.png"}  # study -> the file of its curves, beside the page
+_PICTURES = {"scale": "width_and_depth.png"}  # study -> the file of its curves in results
 
 
-def write_tables(output: Path, page: Path | None) -> None:
+def write_tables(output: Path, results: Path | None) -> None:
     """Prints a table for each study, and draws its curves as OUTPUT/STUDY.png.
 
-    A table is also written into the page if the page has a place for it; rows of the page whose
-    runs are not in output stay. The pictures of _PICTURES are also written beside the page.
+    With the directory `results` a table is also written to learning_STUDY.csv there; rows of that
+    file whose runs are not in output stay. The pictures of _PICTURES are also written there.
     """
     runs = list(_runs(output))
     for study, found in itertools.groupby(runs, key=lambda run: run["row"].partition("/")[0]):
@@ -41,11 +41,11 @@ def write_tables(output: Path, page: Path | None) -> None:
             _print_fits(of)
         picture = to_png(draw_curves(rows))
         write_whole(output / f"{study}.png", picture)
-        if page and study in _PICTURES:
-            write_whole(page.with_name(_PICTURES[study]), picture)
-        if page:
+        if results and study in _PICTURES:
+            write_whole(results / _PICTURES[study], picture)
+        if results:
             labels = [row.label for row in ROWS if row.study == study]
-            merge_table(page, f"learning {study}", table, labels)
+            merge_csv(results / f"learning_{study}.csv", table, labels)
 
 
 def _runs(output: Path) -> Iterator[Run]:

@@ -4,8 +4,8 @@ import pytest
 
 from experiments.learning_rows import ROWS
 from experiments.learning_tables import fit_of_budgets, study_table
-from experiments.pages import merge_table
 from experiments.real_text import curve_table, draw_curve
+from experiments.tables import merge_csv
 from lingvo_moe.config.params import to_fields
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.training.summaries import SummaryWriter
@@ -39,21 +39,17 @@ def test_rows_have_different_names_and_params_that_exist():
         assert row.params.train.max_steps == row.steps
 
 
-def test_rows_of_the_page_stay_and_new_ones_are_put_in_order(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("a\n<!-- t -->\n|  | x |\n| --- | --- |\n| two | 2 |\n<!-- end -->\nb\n")
+def test_rows_of_the_file_stay_and_new_ones_are_put_in_order(tmp_path):
+    path = tmp_path / "t.csv"
+    merge_csv(path, Table(["", "x"], [["two", "2,000"]]))
     table = Table(["", "x", "y"], [["one", "1", "7"], ["two, more", "3", "9"]])
-    merge_table(page, "t", table, ["one", "two"])
-    assert page.read_text().splitlines()[2:-2] == [
-        "|  | x | y |",
-        "| --- | --- | --- |",
-        "| one | 1 | 7 |",
-        "| two | 2 |  |",
-        "| two, more | 3 | 9 |",
+    merge_csv(path, table, ["one", "two"])
+    assert path.read_text().splitlines() == [
+        ",x,y",
+        "one,1,7",
+        'two,"2,000",',
+        '"two, more",3,9',
     ]
-    before = page.read_text()
-    merge_table(page, "no such place", table)
-    assert page.read_text() == before
 
 
 def test_a_row_is_the_mean_of_its_seeds():

@@ -1,13 +1,13 @@
-"""Trains a model on real text, compares it with bilingual baselines, and writes tables for docs.
+"""Trains a model on real text, compares it with bilingual baselines, and writes tables.
 
-python -m experiments.real_text OUTPUT --corpora=DIR [--corpus=tldr] [--page=docs/results.md]
+python -m experiments.real_text OUTPUT --corpora=DIR [--corpus=tldr] [--results=experiments/results]
 
 DIR has a directory for each corpus; learning_data.py lists them. The data, the model, the baselines
-and the report are made in OUTPUT/CORPUS. After an interruption the same command goes on. The page
-has places (see pages.py) `real_text CORPUS …` for the tables: averages, pairs (scores), curve (the
+and the report are made in OUTPUT/CORPUS. After an interruption the same command goes on. The
+tables are CORPUS_NAME.csv in the directory of `--results`: averages, pairs (scores), curve (the
 evaluations during training), seeds (means of each seed) and sizes (dev BLEU of the baselines of
-pairs with several). Plots are written beside the page: CORPUS_curve.png, and CORPUS_delta_bleu.png
-if there are baselines. Pairs with fewer than 30 test lines are combined in one row.
+pairs with several). The plots are CORPUS_curve.png, and CORPUS_delta_bleu.png if there are
+baselines. Pairs with fewer than 30 test lines are combined in one row.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from experiments.learning_data import prepared
-from experiments.pages import merge_table, replace_table
+from experiments.tables import merge_csv, write_csv
 from lingvo_moe import api
 from lingvo_moe.config.params import override
 from lingvo_moe.data.dataset import Dataset
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument(
         "--metric", action="append", default=[], help="as for lingvo-moe-evaluate, such as Comet"
     )
-    parser.add_argument("--page", type=Path, help="the page to write the tables into")
+    parser.add_argument("--results", type=Path, help="directory for the tables as CSV files")
     args = parser.parse_args()
     here = args.output / args.corpus
     report = _report(here, args, _baseline_models(args))
@@ -86,15 +86,14 @@ def main() -> None:
     }
     for name, table in (replaced | {name: table for name, (table, _) in merged.items()}).items():
         print(f"{table.to_markdown()}\n")
-        mark = f"real_text {args.corpus} {name}"
-        if args.page and name in replaced:
-            replace_table(args.page, mark, table.to_markdown())
-        elif args.page and table.rows:
-            merge_table(args.page, mark, table, merged[name][1])
-    if args.page:
-        write_whole(args.page.with_name(f"{args.corpus}_curve.png"), to_png(draw_curve(curve)))
-    if args.page and reliable.baseline_model:
-        write_whole(args.page.with_name(f"{args.corpus}_delta_bleu.png"), draw_plot([reliable]))
+        if args.results and name in replaced:
+            write_csv(args.results / f"{args.corpus}_{name}.csv", table)
+        elif args.results and table.rows:
+            merge_csv(args.results / f"{args.corpus}_{name}.csv", table, merged[name][1])
+    if args.results:
+        write_whole(args.results / f"{args.corpus}_curve.png", to_png(draw_curve(curve)))
+    if args.results and reliable.baseline_model:
+        write_whole(args.results / f"{args.corpus}_delta_bleu.png", draw_plot([reliable]))
 
 
 def _baseline_models(args: argparse.Namespace) -> dict[str, TranslationParams]:

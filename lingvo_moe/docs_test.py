@@ -16,7 +16,11 @@ from lingvo_moe.config import registry
 from lingvo_moe.config.params import override
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CHANGELOG.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(ROOT.glob("*/results/*.md")),
+]
 _COMMAND = re.compile(r"lingvo-moe-\w+")
 TOOLS = ROOT / "lingvo_moe" / "tools"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
