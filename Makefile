@@ -77,7 +77,7 @@ $(PEERS)/.ctranslate2: | setup
 	$(PEERS)/.venv/bin/python -m pip install --quiet 'ctranslate2>=4.8,<5' numpy
 	@touch $@
 
-bench: setup $(PEERS)/.ready  ## measure training speed: the tables of docs/benchmarks.md (30 minutes)
+bench: setup $(PEERS)/.ready  ## measure training speed: the tables of benchmarks/results (30 minutes)
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/moe_layer.py
 	$(BIN)/python benchmarks/block_sparse.py build/block_sparse --export=float32
