@@ -287,7 +287,7 @@ def _small(name: str, *overrides: str, **fields: Any) -> Row:
     return Row(name=f"small/{name}", overrides=overrides, **fields)
 
 
-# The values that small.MoE had before: "Earlier recipes" in docs/notebook.md.
+# The values that small.MoE had before: "Earlier recipes" in results/notes.md.
 _EARLIER = (
     *_vocabulary(8000),
     "model.dropout_rate=0.2",
