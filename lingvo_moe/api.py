@@ -168,7 +168,7 @@ def train(
             params.
         make_runtime: makes the runtime of the steps: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
-        **options: further fields of `tasks.training.TrainingJob`: input_workers, the number of
+        **options: further fields of `jobs.training.TrainingJob`: input_workers, the number of
             processes that pack batches; process, to train in several processes; record_loads, to
             record the loads of experts; make_scheduler, to move experts between devices.
 
@@ -228,7 +228,7 @@ def train_baselines(
         input_workers: number of processes that pack batches.
 
     Raises:
-        ValueError, OSError: as `tasks.baselines.train_baselines`.
+        ValueError, OSError: as `jobs.baselines.train_baselines`.
         SystemExit: as `train`.
     """
     jobs: list[TrainingJob] = []
@@ -264,10 +264,10 @@ def evaluate(
         make_runtime: makes the runtime of a logdir's model: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
         **options: split, pairs, bleu_tokenizers, pivot, floor, metrics and overwrite of
-            `tasks.evaluation.evaluate`.
+            `jobs.evaluation.evaluate`.
 
     Raises:
-        ValueError, OSError: the model is a SavedModel, or as `tasks.evaluation.evaluate`.
+        ValueError, OSError: the model is a SavedModel, or as `jobs.evaluation.evaluate`.
     """
     logdir, step = _checkpoint(model, step)
     if isinstance(model, Model):

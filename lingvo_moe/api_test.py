@@ -64,6 +64,7 @@ def test_importing_costs_nothing_and_names_are_known():
 
 
 class TestTranslate:
+    @pytest.mark.slow
     def test_options_come_with_the_call(self, model):
         one = model.translate(SENTENCES, "en")
         four = model.translate(SENTENCES, "en", n_best=4, beam_size=4)
@@ -108,6 +109,7 @@ class TestTranslate:
         assert scores[2] == model.score(SENTENCES[2:], targets[2:], "en")[0]
 
 
+@pytest.mark.slow
 def test_a_logdir_remembers_the_modules_that_it_needs(world, monkeypatch, tmp_path):
     """In a process that has not imported the plug-in, and when its file is gone."""
     script = tmp_path / "script.py"

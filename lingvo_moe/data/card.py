@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
-from lingvo_moe.data.pair_work import KEPT, PairWork, Work, each_pair
+from lingvo_moe.data.prepare_pair import KEPT, PairWork, Work, each_pair
 from lingvo_moe.reporting.page import escape, write_page
 from lingvo_moe.reporting.table import Table
 

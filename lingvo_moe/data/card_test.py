@@ -1,4 +1,4 @@
-from lingvo_moe.data import pair_work
+from lingvo_moe.data import prepare_pair
 from lingvo_moe.data.cleaning.rules import Damaged, LengthRatio
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.testing.pages import parse_page
@@ -22,7 +22,7 @@ def test_every_reason_has_an_example_with_its_line(tmp_path, monkeypatch):
         (tmp_path / "corpus" / split / "de-en.tsv").write_text(text)
     rules = (Damaged(), LengthRatio())
     sizes = {"source_vocab_size": 300, "target_vocab_size": 300, "max_length": 24}
-    monkeypatch.setattr(pair_work, "_BLOCK_LINES", 2)
+    monkeypatch.setattr(prepare_pair, "_BLOCK_LINES", 2)
     prepare(
         tmp_path / "corpus", tmp_path / "data", PrepareParams(cleaning=rules, **sizes), card=True
     )

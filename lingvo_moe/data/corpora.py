@@ -1,4 +1,4 @@
-"""Reads, checks and cleans raw parallel text."""
+"""Finds, reads and checks the files of a corpus: raw parallel text."""
 
 import collections
 import dataclasses

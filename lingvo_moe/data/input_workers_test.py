@@ -94,6 +94,7 @@ def test_a_host_packs_and_saves_its_part_with_any_number_of_workers():
         np.testing.assert_array_equal(found.data, wanted.data)
 
 
+@pytest.mark.slow
 def test_workers_are_small_know_plugins_and_leave_signals_to_the_trainer(plugin):
     params = override(PARAMS, ["modifiers=(Backwards(share=0.5),)"])
     plain = _input(params)

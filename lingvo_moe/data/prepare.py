@@ -18,7 +18,7 @@ from lingvo_moe.data.card import counts_table, write_card
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
 from lingvo_moe.data.language_codes import are_near, code_warnings
-from lingvo_moe.data.pair_work import STAGES, Work, digest_of, each_pair, extended_dataset
+from lingvo_moe.data.prepare_pair import STAGES, Work, digest_of, each_pair, extended_dataset
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.spelling import differences
 from lingvo_moe.data.stages import (
@@ -96,7 +96,7 @@ def prepare(
         output: the directory to make; it must not contain the corpus or be inside it.
         params: see PrepareParams.
         processes: number of processes on this machine; None for one per core.
-        beam: options of an Apache Beam pipeline, whose workers make the pieces (see `data.beam`);
+        beam: options of an Apache Beam pipeline, whose workers make the pieces (data.apache_beam);
             None for processes on this machine.
         memory_mb: memory for sorting, in all processes together; with `beam`, in each of a worker.
         card: whether to write a page about the data, OUTPUT/card/index.html; see `data.card`.
@@ -112,7 +112,7 @@ def prepare(
     if processes is None:
         processes = 1 if beam is not None else len(os.sched_getaffinity(0))
     if beam is not None:  # workers run in other directories
-        from lingvo_moe.data.beam import run_pipeline  # apache-beam is an extra
+        from lingvo_moe.data.apache_beam import run_pipeline  # apache-beam is an extra
 
         corpus, output = corpus.absolute(), output.absolute()
         extend = params.extend and os.path.abspath(params.extend)

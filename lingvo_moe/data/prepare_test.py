@@ -205,7 +205,7 @@ def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
     lines = []
     prepare(corpus, tmp_path / "whole", PARAMS)
     with monkeypatch.context() as patched:
-        patched.setattr("lingvo_moe.data.pair_work.write_records", interrupted)
+        patched.setattr("lingvo_moe.data.prepare_pair.write_records", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(corpus, tmp_path / "data", PARAMS, report=lines.append)
     assert "keeps the finished pieces" in lines[-1]

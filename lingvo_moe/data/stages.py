@@ -25,7 +25,15 @@ from lingvo_moe.config import child
 from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import extend_vocabulary
-from lingvo_moe.data.pair_work import Block, PairWork, Piece, Texts, Work, each_pair, held_targets
+from lingvo_moe.data.prepare_pair import (
+    Block,
+    PairWork,
+    Piece,
+    Texts,
+    Work,
+    each_pair,
+    held_targets,
+)
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary
 from lingvo_moe.system.files import write_whole

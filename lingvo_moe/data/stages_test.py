@@ -12,8 +12,8 @@ import pytest
 
 from lingvo_moe.config import child, plugins
 from lingvo_moe.config.params import override
-from lingvo_moe.data import pair_work
 from lingvo_moe.data import prepare as preparation
+from lingvo_moe.data import prepare_pair
 from lingvo_moe.data.cleaning.base import Near
 from lingvo_moe.data.cleaning.rules import Damaged, Urls
 from lingvo_moe.data.dataset import SPLITS
@@ -89,8 +89,8 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
     tmp_path, monkeypatch, both, held_out_targets
 ):
     """Seven lines a block, and so little memory that each pair has ten ranges of hashes."""
-    monkeypatch.setattr(pair_work, "_BLOCK_LINES", 7)
-    monkeypatch.setattr(pair_work, "_BYTES_PER_KEY", 1 << 17)
+    monkeypatch.setattr(prepare_pair, "_BLOCK_LINES", 7)
+    monkeypatch.setattr(prepare_pair, "_BYTES_PER_KEY", 1 << 17)
     corpora = {"de-en": _random_splits(1, 90), "fi-en": _random_splits(2, 71)}
     if not both:
         other = _random_splits(3, 90)
@@ -170,8 +170,8 @@ def test_other_characters_stay_in_their_lines(tmp_path):
 _RUN = """
 import sys
 from pathlib import Path
-from lingvo_moe.data import pair_work, prepare
-pair_work._BLOCK_LINES = 50
+from lingvo_moe.data import prepare_pair, prepare
+prepare_pair._BLOCK_LINES = 50
 prepare._BYTES_A_HELPER = 1
 prepare.prepare(Path(sys.argv[1]), Path(sys.argv[2]), prepare.PrepareParams(
     source_vocab_size=330, target_vocab_size=320, shard_size=64), processes=int(sys.argv[3]))
@@ -207,7 +207,7 @@ def test_killed_at_any_moment_it_goes_on_and_gives_the_same_bytes(tmp_path, monk
     corpus, moments = tmp_path / "corpus", random.Random(3)
     for seed, name in enumerate(("de-en", "fi-en")):
         _write(corpus, name, _random_splits(seed, 700))
-    monkeypatch.setattr(pair_work, "_BLOCK_LINES", 50)
+    monkeypatch.setattr(prepare_pair, "_BLOCK_LINES", 50)
     params = PrepareParams(**SIZES, shard_size=64)
     prepare(corpus, tmp_path / "whole", params, processes=1)
     pieces, killed = tmp_path / "data.parts", 0
@@ -268,7 +268,7 @@ def test_others_do_the_work_of_a_process_that_fails(tmp_path, monkeypatch):
 def test_helpers_know_rules_from_files(tmp_path, monkeypatch, fresh_plugins):
     """The rule leaves a file for each process that applies it, and waits for the other's."""
     monkeypatch.setattr(preparation, "_BYTES_A_HELPER", 1)
-    monkeypatch.setattr(pair_work, "_BLOCK_LINES", 1)
+    monkeypatch.setattr(prepare_pair, "_BLOCK_LINES", 1)
     (tmp_path / "odd_rule.py").write_text(_RULE)
     plugins.import_plugins([str(tmp_path / "odd_rule.py")])
     params = override(PARAMS, ["cleaning=(Odd(),)"])

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines, write_hypotheses
-from lingvo_moe.evaluation.columns import measured
 from lingvo_moe.evaluation.metrics.base import Metric, score_of, signature_of
 from lingvo_moe.evaluation.plot import draw_plot
 from lingvo_moe.evaluation.report import Report, format_model, page_parts, save_report
+from lingvo_moe.evaluation.report_columns import measured
 from lingvo_moe.evaluation.scores import (
     BOOTSTRAP_SAMPLES,
     PairOutput,

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from lingvo_moe.config.fields import Params
-from lingvo_moe.evaluation.columns import MEASURES, SCORES, Column, shown
+from lingvo_moe.evaluation.report_columns import MEASURES, SCORES, Column, shown
 from lingvo_moe.evaluation.scores import PairOutput, PairScore, check_pair
 from lingvo_moe.reporting.page import escape, image
 from lingvo_moe.reporting.table import Table

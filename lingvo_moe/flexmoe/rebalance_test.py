@@ -1,6 +1,7 @@
 """Experts move with skewed loads that drift, and the results of the model do not change."""
 
 import numpy as np
+import pytest
 
 from lingvo_moe.flexmoe.placement import Placement
 from lingvo_moe.flexmoe.rebalance import Rebalanced
@@ -31,6 +32,7 @@ def test_experts_follow_a_skewed_and_drifting_load():
     Placement(np.asarray(runtime.state()["theta/placement"]), EXPERTS)
 
 
+@pytest.mark.slow
 def test_padded_slots_become_even():
     """The busiest slot counts, so its expert gets more of them, and the buffers stay small."""
     rooms = {}

@@ -20,7 +20,7 @@ from lingvo_moe.moe.dispatch import Dispatched, combine, inverse, permute
 from lingvo_moe.moe.holding import Slots
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.sbp.annotations import annotate, num_pieces
-from lingvo_moe.sbp.partition import INDEX, manual
+from lingvo_moe.sbp.gshard import INDEX, manual
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ class _Exchange:
     """The slot of every choice, and the four copies between tokens, buffers and rows.
 
     The copies see the pieces of one device: s sources and their p slots, which receive from X
-    sources. Their integers have another dtype than those outside (see partition.INDEX), and ranges
+    sources. Their integers have another dtype than those outside (see gshard.INDEX), and ranges
     are NumPy constants, for the same reason.
 
     Attributes:

@@ -242,6 +242,7 @@ def test_many_devices_train_like_one_replica(mesh):
     assert_trained_alike(report, report["state"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_no_move_compiles_anything(mesh):
     assert on_meshes()[mesh]["compiled_later"] == 0

@@ -216,6 +216,7 @@ def test_a_name_that_cannot_be_a_directory(name, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_vocabularies_of_each_pairs_own(tmp_path):
     lines: list[str] = []
     sizes = ("source_vocab_size=310", "target_vocab_size=300", "train.max_steps=1")

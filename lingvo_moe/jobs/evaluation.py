@@ -14,11 +14,11 @@ from lingvo_moe.data.pipeline import eval_batches
 from lingvo_moe.data.sentences import left_out
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
-from lingvo_moe.evaluation.columns import length_warnings
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.language_id import LanguageIdentifier
 from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
 from lingvo_moe.evaluation.report import Report
+from lingvo_moe.evaluation.report_columns import length_warnings
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.inference.fit import fit_penalties

@@ -223,7 +223,7 @@ class _Origins:
 
         Sparse Upcycling, arXiv 2212.05055, section 3. The router is drawn. If the weights of a
         token's experts sum to 1 and no choice is dropped, the model equals the dense one. A network
-        that all tokens use (layers.shared.Gated) is a copy too.
+        that all tokens use (moe.shared.Gated) is a copy too.
         """
         moe = self._new.params.model.moe
         if (

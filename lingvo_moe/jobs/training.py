@@ -13,7 +13,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.language_codes import code_warnings
 from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
-from lingvo_moe.evaluation.columns import length_ratio, length_warnings
+from lingvo_moe.evaluation.report_columns import length_ratio, length_warnings
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.tokenizers import bleu_of_languages, chrf_of_languages
 from lingvo_moe.flexmoe.rebalance import Rebalanced
@@ -58,12 +58,12 @@ class TrainingJob:
         report: takes each line of progress.
         process: this process among those that train together; they share logdir.
         record_loads: a file to record how many choices of each expert the tokens of each group
-            make at each step: a placement.traces.Trace whose source devices are the groups. A
+            make at each step: a flexmoe.traces.Trace whose source devices are the groups. A
             resumed run continues it. None to record nothing.
         make_scheduler: task -> the scheduler that moves replicas of experts between devices, with
             the dispatcher VExperts; None to move none.
         input_workers: number of processes that pack batches for this one; 0 packs in a thread.
-        hours: of the run; in a new logdir it sets train.max_steps, see tasks.hours. None for
+        hours: of the run; in a new logdir it sets train.max_steps, see jobs.hours. None for
             train.max_steps of the params.
     """
 

@@ -239,6 +239,7 @@ def test_summaries_by_hand():
     assert scalars == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_lost_choice_ends_training(tmp_path, monkeypatch):
     """A dispatcher that computes one choice less than it was given, in each of two layers."""
     counted = ragged.lost
@@ -266,6 +267,7 @@ def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch, wh
     _assert_same_weights(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_not_finite_is_a_warning_and_training_goes_on(tmp_path):
     lines = []
     rate = "optimizer=AdamW(schedule=Constant(learning_rate=1e18))"

@@ -144,6 +144,7 @@ def test_many_devices_train_like_one_without_a_capacity(mesh):
         np.testing.assert_allclose(report["state"][name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_when_every_rung_is_warm_nothing_is_compiled(mesh):
     report = on_eight_devices()[mesh]

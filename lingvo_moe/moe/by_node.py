@@ -25,7 +25,7 @@ from lingvo_moe.moe.gatings.node_limited import NodeLimited
 from lingvo_moe.moe.gatings.queues import queue_positions
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.sbp.annotations import annotate, num_pieces
-from lingvo_moe.sbp.partition import INDEX, manual
+from lingvo_moe.sbp.gshard import INDEX, manual
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.smart_cond import size_of
 from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.sbp.annotations import annotate
-from lingvo_moe.sbp.partition import manual
+from lingvo_moe.sbp.gshard import manual
 
 
 class Dispatched(NamedTuple):
@@ -73,7 +73,7 @@ class Dispatcher(Params, abc.ABC):
 
     @property
     def rungs(self) -> tuple["Dispatcher", ...]:
-        """This dispatcher on each of its rungs (see layers.fitted); () without a ladder."""
+        """This dispatcher on each of its rungs (see megablocks.fitted); () without a ladder."""
         return ()
 
     def in_groups(self, inputs: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, Tokens]:

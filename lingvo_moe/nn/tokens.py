@@ -12,7 +12,7 @@ class Tokens(NamedTuple):
         ids: int32 [B, T].
         segments: int32 [B, T], which sentence of a packed row a token belongs to, counted from 1;
             0 is padding.
-        tasks: int32 [B, T], for routers by task (see layers.router.ByTask); None without one.
+        tasks: int32 [B, T], for routers by task (see moe.router.ByTask); None without one.
     """
 
     ids: tf.Tensor

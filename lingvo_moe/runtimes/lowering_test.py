@@ -5,6 +5,7 @@ import json
 import re
 import sys
 
+import pytest
 import tensorflow as tf
 
 from lingvo_moe.nn.layer import Constant, WeightSpec
@@ -57,6 +58,7 @@ def test_how_one_weight_is_cut_does_not_spread_to_another_of_its_shape():
     assert max(gathered, default=0) <= 4 * COLUMNS
 
 
+@pytest.mark.slow
 def test_weights_that_are_stacked_send_what_they_send_one_by_one():
     """A stack is split like its weights: their collectives become one with all their bytes."""
     stacked, alone = run_on(8, __file__, "alike")

@@ -87,6 +87,7 @@ def test_new_weights_need_no_new_program(traced):
     np.testing.assert_allclose(found.scores, local.translate(IDS, LENGTHS).scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_decodes_with_the_moving_averages_of_weights():
     overrides = (*SHRINK, "model.moe=None", "optimizer.ema_decay=0.9")
     task = TranslationTask(override(get_params("tiny.MoE"), overrides))

@@ -218,6 +218,7 @@ def test_other_clients_are_answered_while_options_are_checked(models, monkeypatc
     served.run(test, models=models)
 
 
+@pytest.mark.slow
 def test_an_explanation_has_the_score_and_the_experts(model_dir, models):
     model = models["logdir"]
     ((best, *_),) = model.translate(["kara mi"], "en", source_language=None, n_best=3)

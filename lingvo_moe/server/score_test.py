@@ -92,6 +92,7 @@ def test_too_large(fields, limits, message):
     assert_refused(413, message, content=content, **limits)
 
 
+@pytest.mark.slow
 def test_a_logdir_and_its_export(tmp_path):
     model_dir = random_logdir(tmp_path / "model", SMALLEST)
     lm.export(lm.load(model_dir.path), tmp_path / "export")

@@ -23,7 +23,7 @@ sys.dont_write_bytecode = True
 
 @contextlib.contextmanager
 def new_export(output: Path, program: str | None, name: str, overwrite: bool) -> Iterator[Path]:
-    """Makes the directory of an export; see `core.files.new_directory`.
+    """Makes the directory of an export; see `system.files.new_directory`.
 
     Args:
         output: the directory, which appears when the block ends.

@@ -142,6 +142,7 @@ def test_options_are_those_of_the_logdir(model_dir, exported, options):
     assert cut == warnings
 
 
+@pytest.mark.slow
 def test_texts_that_were_forbidden_at_export_are_so_in_all_requests(model_dir, exported, tmp_path):
     ((best, *_),) = exported.translate(["kara mi"])
     word = best.text.split()[0]

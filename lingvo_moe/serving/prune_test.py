@@ -92,6 +92,7 @@ def model_dir(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_the_pruned_model_is_the_whole_one_that_never_chooses_the_others(model_dir, tmp_path):
     pruning = Pruning(share=0.75, languages=("qna",))
     assert SavedModel().export(model_dir, tmp_path / "small", pruning=pruning) == 1

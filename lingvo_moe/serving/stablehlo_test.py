@@ -53,6 +53,7 @@ def assert_trains_as_here(directory, of):
     np.testing.assert_allclose([float(line[3]) for line in words], expected, rtol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_it_draws_its_state_and_trains_as_here(exported):
     assert_trains_as_here(exported, params())
 
@@ -98,6 +99,7 @@ def test_flops_by_hand(exported):
     assert flops["softmax"] == 3 * 2 * 48 * 16 * 512
 
 
+@pytest.mark.slow
 def test_bfloat16_reaches_the_products():
     from lingvo_moe.serving.stablehlo import lower, train_program
 

@@ -71,7 +71,7 @@ def save(
     """Writes a file, array by array, with a checksum that `load` verifies.
 
     Args:
-        path: the file, in a directory of `core.files.new_directory`.
+        path: the file, in a directory of `system.files.new_directory`.
         arrays: by name.
         metadata: texts by name.
 

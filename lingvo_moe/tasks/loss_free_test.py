@@ -64,6 +64,7 @@ def followed(choices, num_experts):
     return np.float32(RATE) * np.sign(load.mean() - load)
 
 
+@pytest.mark.slow
 def test_each_layers_bias_follows_its_load_and_no_optimizer_has_it():
     """The choices of both micro-batches count, as those of the whole batch do."""
     whole, runtime = make(DROPLESS), make(DROPLESS, "train.micro_batches=2")

@@ -12,7 +12,7 @@ from lingvo_moe.config.params import check_readable, evolve, override, to_fields
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.language_codes import are_near
 from lingvo_moe.data.mixture import identity
-from lingvo_moe.data.pair_work import digest_of
+from lingvo_moe.data.prepare_pair import digest_of
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.system.files import read_json, write_whole

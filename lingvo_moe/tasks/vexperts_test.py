@@ -28,6 +28,7 @@ def test_a_scan_cannot_hold_them():
         TranslationTask(params)
 
 
+@pytest.mark.slow
 def test_another_dispatcher_has_each_expert_once(tmp_path):
     """Decoding and resuming; the logdir has twelve slots for eight experts."""
     changes = (DISPATCHER, "train.max_steps=1")

@@ -12,6 +12,6 @@ def interrupt(corpus, output, params: PrepareParams, monkeypatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("lingvo_moe.data.pair_work.write_records", interrupted)
+        patched.setattr("lingvo_moe.data.prepare_pair.write_records", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(corpus, output, params)

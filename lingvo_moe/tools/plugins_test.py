@@ -146,6 +146,7 @@ def test_translations_are_those_of_another_dispatcher(logdir, translated):
     np.testing.assert_allclose(*scores, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_saved_model_and_python_translate_as_the_tool_does(logdir, translated, tmp_path):
     """In a new process, which imports the files because the logdir names them."""
     succeed("export", f"--logdir={logdir}", f"--output={tmp_path / 'export'}")

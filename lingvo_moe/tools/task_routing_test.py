@@ -169,6 +169,7 @@ def test_the_exported_model_equals_the_translator(kind, model_of, tmp_path, monk
             _client(monkeypatch, capsys, tmp_path, "--source_language=fr", *sentences)
 
 
+@pytest.mark.slow
 def test_evaluation_gives_each_pair_its_task(model_of):
     _, translator = model_of("source")
     pairs = [(pair, translator) for pair in ("qta-en", "qna-en")]

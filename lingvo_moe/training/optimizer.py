@@ -108,7 +108,7 @@ class Optimizer(Params, abc.ABC):
     def factors(self, weights: NestedMap) -> dict[str, float]:
         """The factor of the learning rate of each trained weight, by path.
 
-        State among the weights (core.tables) and frozen weights are not trained.
+        State among the weights (nn.tables) and frozen weights are not trained.
 
         Raises:
             ValueError: a pattern of rate_factors is found in no path, or all weights are frozen.

@@ -22,7 +22,7 @@ class TrainState(NamedTuple):
 
     Attributes:
         step: int64 [], steps taken.
-        theta: the weights, with the state among them that is not trained (core.tables).
+        theta: the weights, with the state among them that is not trained (nn.tables).
         slots: the optimizer's slots, a tree parallel to theta.
     """
 

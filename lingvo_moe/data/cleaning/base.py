@@ -44,7 +44,7 @@ class CleaningRule(Params, abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Empty(CleaningRule):
-    """A side is blank; see `core.lines.is_blank`. Always in use, in dev and test too."""
+    """A side is blank; see `system.lines.is_blank`. Always in use, in dev and test too."""
 
     name = "empty"
 

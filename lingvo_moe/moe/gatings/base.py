@@ -58,7 +58,7 @@ class Extras(NamedTuple):
 
     Attributes:
         token_ids: int32 [G, S], ids of the tokens.
-        segments: int32 [G, S], the number of the token's sentence in its row; see layers.tokens.
+        segments: int32 [G, S], the number of the token's sentence in its row; see nn.tokens.
         row_length: T; the tokens of all groups are consecutive rows of this length.
         state: the values of `Gating.state`.
     """

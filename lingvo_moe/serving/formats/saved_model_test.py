@@ -65,6 +65,7 @@ def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call)
     assert not err
 
 
+@pytest.mark.slow
 def test_the_client_prints_no_log_of_sentencepiece(exported):
     command = [sys.executable, str(exported / "translate.py"), "kara"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -125,6 +126,7 @@ class TestOutput:
         assert "from lines import" in (exported / "translate.py").read_text()
 
 
+@pytest.mark.slow
 def test_smaller_files_translate_alike(model_dir, exported, tmp_path):
     sizes = {"float32": weights_size(exported)}
     expected = Exported(exported).translate(LINES)

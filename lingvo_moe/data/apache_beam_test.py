@@ -11,7 +11,7 @@ from lingvo_moe.testing.commands import error_of
 
 def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    monkeypatch.delitem(sys.modules, "lingvo_moe.data.beam", raising=False)
+    monkeypatch.delitem(sys.modules, "lingvo_moe.data.apache_beam", raising=False)
     with pytest.raises(ImportError, match="pip install"):
         prepare(tmp_path / "corpus", tmp_path / "data", PrepareParams(), beam=[])
     assert not os.listdir(tmp_path)

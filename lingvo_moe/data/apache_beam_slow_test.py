@@ -24,11 +24,11 @@ pytestmark = pytest.mark.slow
 _PLUGIN = """
 import dataclasses, os
 from pathlib import Path
-from lingvo_moe.data import pair_work
+from lingvo_moe.data import prepare_pair
 from lingvo_moe.data.cleaning.base import CleaningRule
 
-pair_work._BLOCK_LINES = 50
-pair_work._BYTES_PER_KEY = 1 << 12
+prepare_pair._BLOCK_LINES = 50
+prepare_pair._BYTES_PER_KEY = 1 << 12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Odd(CleaningRule):

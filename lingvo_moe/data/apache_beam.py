@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lingvo_moe.config.plugins import import_plugins, imported
-from lingvo_moe.data.pair_work import Piece, Work
+from lingvo_moe.data.prepare_pair import Piece, Work
 from lingvo_moe.data.stages import PreparationStage, stages
 from lingvo_moe.system.pieces import take
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_moe.evaluation.columns import length_warnings, measured, shown
+from lingvo_moe.evaluation.report_columns import length_warnings, measured, shown
 from lingvo_moe.evaluation.scores import PairOutput
 from lingvo_moe.testing.reports import make_score
 

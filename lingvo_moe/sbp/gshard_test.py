@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_moe.nn.tensorflow_private import OpSharding
 from lingvo_moe.sbp.annotations import Mesh, parse_mesh, use_mesh
-from lingvo_moe.sbp.partition import manual, replicate, shard, split
+from lingvo_moe.sbp.gshard import manual, replicate, shard, split
 
 MESH = Mesh(("x", "y"), (2, 4))
 

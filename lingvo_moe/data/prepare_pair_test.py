@@ -6,8 +6,8 @@ import os
 import pytest
 
 from lingvo_moe.data import prepare as preparation
-from lingvo_moe.data.pair_work import digest_of
 from lingvo_moe.data.prepare import PrepareParams, prepare
+from lingvo_moe.data.prepare_pair import digest_of
 from lingvo_moe.testing.interrupted import interrupt
 
 PARAMS = PrepareParams(
