@@ -35,6 +35,8 @@ RANGES = {
     "length_ratio": (0, 100),
     "length_offset": (1, 100_000),
 }
+# What can be combined with the rules of another search.
+_WITH_RULES = (*RANGES, "source_prefix", "batch_tokens", "cache", "rules")
 
 
 def _in_range(name: str) -> Rule:
@@ -118,15 +120,7 @@ class BeamSearchParams(Params):
                 "shortlist and sampling cannot be combined: samples of a sentence would depend on "
                 "the other sentences of its batch. Leave one of them out."
             )
-        others = (
-            "min_length",
-            "no_repeat_ngram",
-            "forbidden",
-            "target_prefix",
-            "tokens",
-            "sampling",
-            "shortlist",
-        )
+        others = [name for name in vars(self) if name not in _WITH_RULES]
         if self.rules and (given := [name for name in others if getattr(self, name)]):
             raise ValueError(
                 f"rules={self.rules} and {', '.join(given)} cannot be combined. Leave one of them "

@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
+import typing
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.config.fields import FROM_DATA
+from lingvo_moe.config.fields import FROM_DATA, alternatives
 from lingvo_moe.decoding.cache import Cache
 from lingvo_moe.decoding.constraints import Edge, given
 from lingvo_moe.decoding.fitted import FITTED, Fitted
@@ -17,21 +18,24 @@ from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.decoding.shortlist import Shortlist
 from lingvo_moe.nn.special_tokens import EOS
 
-# Fields that are inputs of a graph, so that other values need no new graph.
-_NUMBERS = {
-    "length_penalty": np.float32,
-    "length_ratio": np.float32,
-    "length_offset": np.int32,
-    "min_length": np.int32,
-}
-_OF_SAMPLING = {
-    "temperature": np.float32,
-    "top_p": np.float32,
-    "seed": np.int32,
-    "top_k": np.int32,
-}
+
+def _kinds(cls: type) -> dict[str, type[np.number]]:
+    """Field -> the type of its tensor, for all fields that are numbers."""
+    hints = {name: alternatives(hint) for name, hint in typing.get_type_hints(cls).items()}
+    return {name: np.int32 for name, kinds in hints.items() if int in kinds} | {
+        name: np.float32 for name, kinds in hints.items() if float in kinds
+    }
+
+
+_OF_SAMPLING = _kinds(Sampling)
 # Fields that are inputs of an exported graph, so that one graph serves all requests.
-_SEARCH_NUMBERS = _NUMBERS | dict.fromkeys(("beam_size", "n_best", "no_repeat_ngram"), np.int32)
+_SEARCH_NUMBERS = _kinds(BeamSearchParams)
+del _SEARCH_NUMBERS["batch_tokens"]
+# Those that are inputs of any graph, so that other values need no new graph.
+_NUMBERS = {
+    name: _SEARCH_NUMBERS[name]
+    for name in ("length_penalty", "length_ratio", "length_offset", "min_length")
+}
 OWN = -1  # as an option of an export: the number of the target language
 # Fields that graphs do not use.
 _OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "batch_tokens")
