@@ -339,11 +339,6 @@ def to_fields(params: Any) -> dict[str, str]:
     return dict(_leaves(params, ""))
 
 
-def to_changes(params: Any) -> dict[str, str]:
-    """Those of `to_fields` that are not the defaults of their class; `from_fields` reads them."""
-    return dict(_changes(params, _defaults(type(params)), ""))
-
-
 def from_fields(cls: type, fields: Mapping[str, str], source: str) -> Any:
     """The inverse of `to_fields`; no code in the texts is run.
 
@@ -375,15 +370,13 @@ def check_readable(params: Any) -> None:
     fields = to_fields(params)
     try:
         again = to_fields(from_fields(type(params), fields, "params"))
-        changed = next((path for path in fields if fields[path] != again.get(path)), None)
-        cause = changed and f"{changed}={shortened(fields[changed])} is read as {again[changed]}"
+        wrong = [f"{path}={text}" for path, text in fields.items() if text != again.get(path)]
     except ValueError as error:
-        cause = str(error).removeprefix("params: ").removesuffix(".")
-    if cause:
+        wrong = [str(error).removeprefix("params: ").removesuffix(".")]
+    if wrong:
         raise ValueError(
-            f"These params cannot be read again from a file: {cause}. A field must hold a "
-            f"number, a text, True, False, None, a tuple of these, or an object of a class of "
-            f"Params; change the field."
+            f"These params cannot be read again from a file: {shortened(wrong[0])}. Change the "
+            f"field to a number, a text, True, False, None, a tuple of these or a Params."
         )
 
 
@@ -436,26 +429,6 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(value):
         path = f"{prefix}.{field.name}" if prefix else field.name
         yield from _leaves(getattr(value, field.name), path)
-
-
-def _changes(params: Any, defaults: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    for name in _field_names(type(params)):
-        path, value, default = prefix + name, getattr(params, name), defaults.get(name, ...)
-        if not dataclasses.is_dataclass(value):
-            if default is ... or text_of(value) != text_of(default):
-                yield path, text_of(value)
-            continue
-        same = type(value) is type(default)
-        below = list(_changes(value, vars(default) if same else _defaults(type(value)), f"{path}."))
-        if below or not same:
-            yield path, _class_name(type(value))
-            yield from below
-
-
-def _defaults(cls: type) -> dict[str, Any]:
-    """Field -> its default; without the fields that have none."""
-    fields = dataclasses.fields(cls)
-    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def text_of(value: Any) -> str:

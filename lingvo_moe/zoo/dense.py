@@ -21,13 +21,6 @@ class M4_12L(m4.MoE128E12L):
 
 
 @register
-class M4_36L(m4.MoE128E36L):
-    """1.2B weights: 36 layers, each MoE layer of m4.MoE128E36L one feed-forward layer."""
-
-    num_experts = None
-
-
-@register
 class M4_12LWide(M4_12L):
     """0.55B weights: 12 layers, H 12288: as many FLOPs per token as m4.MoE128E12L."""
 

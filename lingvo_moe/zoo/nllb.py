@@ -108,28 +108,13 @@ class Dense(_Nllb):
     """3.3B weights: the dense NLLB-200, twin of nllb.MoE128."""
 
 
-class _Small(small.MoE):
-    """small.MoE with one of the paper's regularisers."""
-
-    regulariser: dict[str, Any]
+@register
+class Small(small.MoE):
+    """small.MoE with expert output masking."""
 
     def params(self) -> TranslationParams:
         """The frozen params."""
-        return super().params().with_moe(**self.regulariser)
-
-
-@register
-class Small(_Small):
-    """small.MoE with expert output masking."""
-
-    regulariser = _EXPERT_OUTPUT_MASKING
-
-
-@register
-class SmallCMR(_Small):
-    """small.MoE with conditional routing (a shared expert)."""
-
-    regulariser = _CONDITIONAL_ROUTING
+        return super().params().with_moe(**_EXPERT_OUTPUT_MASKING)
 
 
 class _Released(m2m100.Released):
