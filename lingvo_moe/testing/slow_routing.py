@@ -104,53 +104,6 @@ def best(logits: np.ndarray, k: int, normalize: bool) -> list[tuple[int, float]]
     return [(e, gates[e] / total) for e in experts]
 
 
-def best_of_nodes(
-    logits: np.ndarray, bias: np.ndarray, k: int, nodes: int, kept: int, scale: float
-) -> list[tuple[int, float]]:
-    """[(expert, weight)] of one token: DeepSeek-V3's equations 12 to 16, bias, few nodes.
-
-    Args:
-        logits: [E].
-        bias: [E].
-        k: K.
-        nodes: N; experts are in N equal blocks.
-        kept: number of nodes that a token may use.
-        scale: factor of the normalised weights.
-    """
-    score = [1.0 / (1.0 + np.exp(-float(logit))) for logit in logits]
-    order = [s + float(b) for s, b in zip(score, bias, strict=True)]
-    size = len(logits) // nodes
-    blocks = [list(range(n * size, (n + 1) * size)) for n in range(nodes)]
-    most = -(-k // kept)
-    worth = [sum(sorted((order[e] for e in block), reverse=True)[:most]) for block in blocks]
-    allowed = sorted(range(nodes), key=lambda n: (-worth[n], n))[:kept]
-    candidates = [e for n in sorted(allowed) for e in blocks[n]]
-    experts = sorted(candidates, key=lambda e: (-order[e], e))[:k]
-    total = sum(score[e] for e in experts)
-    return [(e, scale * score[e] / total) for e in experts]
-
-
-def sequence_balance(gates: np.ndarray, segments: np.ndarray, k: int) -> float:
-    """DeepSeek-V3's equations 17 to 20, averaged over sentences.
-
-    Args:
-        gates: [B, T, E]; those of a token sum to 1.
-        segments: [B, T], 0 is padding.
-        k: K.
-    """
-    losses, num_experts = [], gates.shape[-1]
-    for row, segment in zip(gates, segments, strict=True):
-        for sentence in sorted(set(segment) - {0}):
-            tokens = row[segment == sentence]
-            chosen = [sorted(range(num_experts), key=lambda e: (-t[e], e))[:k] for t in tokens]
-            loss = 0.0
-            for e in range(num_experts):
-                often = sum(e in experts for experts in chosen)
-                loss += num_experts / (k * len(tokens)) * often * tokens[:, e].mean()
-            losses.append(loss)
-    return float(np.mean(losses)) if losses else 0.0
-
-
 def dispatched(routing, group: int) -> dict:
     """{(token, expert): (position, weight)} of a Routing's group."""
     expert, position, weight, taken = (np.array(field)[group] for field in routing[:4])

@@ -1,8 +1,11 @@
 """A SavedModel and its client, called as its users do but in this process."""
 
 import io
+import os
+import select
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -19,7 +22,6 @@ from lingvo_moe.serving.formats.base import directory_size, read_theta
 from lingvo_moe.serving.formats.safetensors import Safetensors
 from lingvo_moe.serving.formats.saved_model import SavedModel, ServedModel
 from lingvo_moe.serving.formats.storage import STORAGES
-from lingvo_moe.testing.conversation import converse
 from lingvo_moe.testing.exports import LINES
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
@@ -71,6 +73,27 @@ def test_the_client_prints_no_log_of_sentencepiece(exported):
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout
     assert "normalizer" not in result.stderr
+
+
+def converse(monkeypatch, program, lines):
+    """The line that a program answers to each line; the next is written after the answer.
+
+    Raises TimeoutError if there is no answer in two minutes.
+    """
+    (read, written), (answered, writes) = os.pipe(), os.pipe()
+    monkeypatch.setattr(sys, "stdin", os.fdopen(read, encoding="utf-8"))
+    monkeypatch.setattr(sys, "stdout", os.fdopen(writes, "w", encoding="utf-8"))
+    thread = threading.Thread(target=program, daemon=True)
+    thread.start()
+    answers = []
+    with open(written, "wb", buffering=0) as to, open(answered, "rb", buffering=0) as out:
+        for line in lines:
+            to.write(line)
+            if not select.select([out], [], [], 120)[0]:
+                raise TimeoutError(line)
+            answers.append(out.readline())
+    thread.join()
+    return answers
 
 
 def test_a_line_is_answered_before_the_next_is_written(exported, monkeypatch):
