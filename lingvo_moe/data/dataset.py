@@ -101,6 +101,8 @@ class Dataset:
             fields = read_json(path)
             if fields.get("format") != FORMAT:
                 raise ValueError(f"{path} is of format {fields.get('format')!r}, not {FORMAT}.")
+            if fields.get("pairs") == []:
+                raise ValueError(f"{path} has no pairs.")
             return _from_json(directory, fields)
         except (OSError, ValueError) as error:
             raise ValueError(
