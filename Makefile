@@ -30,7 +30,7 @@ $(DEMO)/data/dataset.json: | setup
 	$(BIN)/lingvo-moe-prepare --synthetic --output=$(DEMO)/data --source_vocab_size=1536 --target_vocab_size=768
 
 # After an interruption, `make demo` again continues where it stopped.
-demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported translator (4 to 13 minutes): build/demo
+demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported translator (4 to 15 minutes): build/demo
 	$(BIN)/lingvo-moe-train --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE
 	$(BIN)/lingvo-moe-baselines --model=tiny.Bilingual $(TRAINED_ON) --output=$(DEMO)/baselines
 	$(BIN)/lingvo-moe-evaluate --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE \
