@@ -160,7 +160,7 @@ def test_it_sends_half_of_the_bytes():
     """KEPT / K of the rows; with each go K places, and K weights, which have a gradient."""
     sent = on_eight_devices()["sent"]
     rows = EXPERTS * 3 * MODEL * 4  # of one group, in each AllToAll
-    assert sent["Gather()"] == 4 * rows
+    assert sent[str(Gather())] == 4 * rows
     assert sent[str(BY_NODE)] == 4 * rows * KEPT / K + 3 * 4 * K * NODES * 3
     assert on_eight_devices()["kinds"] == ["all-reduce", "all-to-all"]
 
