@@ -1,4 +1,4 @@
-# Runs lingvo-moe-serve with the model that is mounted at /model: see docs/serving.md.
+# Runs lingvo-moe-serve with the model that is mounted at /model: see docs/howto/serve.md.
 FROM python:3.11-slim
 
 COPY . /src

@@ -63,7 +63,7 @@ golden: setup  ## rewrite testdata/golden after a registered model was changed o
 
 # If only PyPI can be reached, torch is installed with CUDA packages that a CPU does not use. There
 # are two releases of transformers, because release 5 routes all choices of NLLB-MoE to experts 0 and
-# 1 and computes four times as many expert rows as it should (docs/notebook.md).
+# 1 and computes four times as many expert rows as it should (docs/dev/notebook.md).
 $(PEERS)/.ready: | setup
 	$(PYTHON) -m venv $(PEERS)/.venv
 	$(PEERS)/.venv/bin/python -m pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu \
@@ -88,7 +88,7 @@ bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## measure decoding s
 	$(BIN)/python benchmarks/decode.py
 
 # A Transformer of 12 layers with a top-2 MoE in every second one, in bfloat16: to copy to a machine
-# with a GPU (docs/benchmarks.md).
+# with a GPU (docs/dev/benchmarks.md).
 GPU = build/gpu
 GPU_STEP = --format=stablehlo --overwrite --model=tiny.MoE --set=activation_dtype=bfloat16 \
   --set="model.moe.gating=TopK(k=2)" --set=model.model_dim=1024 --set=model.hidden_dim=4096 --set=model.num_heads=16 \

@@ -1,6 +1,6 @@
 """lingvo_moe: massively multilingual translation with Mixture-of-Experts Transformers.
 
-The Python API is documented in docs/api.md:
+The Python API is documented in docs/reference/python_api.md:
 
     import lingvo_moe as lm
     lm.prepare(corpus="corpus", output="data", joint_vocab=True)

@@ -1,4 +1,4 @@
-"""The Python API: the functions behind the tools. docs/api.md has examples."""
+"""The Python API: the functions behind the tools. docs/reference/python_api.md has examples."""
 
 import contextlib
 import os
@@ -96,9 +96,9 @@ def prepare(
     """Makes a dataset of parallel text: cleans it, trains vocabularies, writes shards.
 
     Args:
-        corpus: a directory (see docs/data.md); or a mapping from split ("train", "dev", "test") to
-            an iterable of (pair such as "de-en", source, target); or such an iterable for "train";
-            or a SyntheticCorpus, which is written to OUTPUT_raw.
+        corpus: a directory; or a mapping from split ("train", "dev", "test") to an iterable of
+            (pair such as "de-en", source, target); or such an iterable for "train"; or a
+            SyntheticCorpus, which is written to OUTPUT_raw.
         output: the directory for the dataset.
         processes: number of processes; None for one per core.
         beam: options of an Apache Beam pipeline that makes the pieces; None for this machine.

@@ -3,7 +3,7 @@
 python -m experiments.placement.measured_cost [--rounds=25] [--clock=wall]
 
 It measures a profile. Then it measures, in the same rounds, each prediction of the model at sizes
-and layouts that are not in the profile. Prints the tables of docs/placement.md.
+and layouts that are not in the profile. Prints the tables of docs/explain/placement.md.
 
 Eight virtual devices share the machine's cores, so the step of a layout is measured for each device
 separately: one device receives, computes and synchronises while the others are idle (except in

@@ -22,7 +22,7 @@ try:
     from apache_beam.options.pipeline_options import PipelineOptions
 except ImportError as error:
     raise ImportError(
-        f"A Beam pipeline needs apache-beam ({error}): pip install 'lingvo-moe[beam]'."
+        f"A Beam pipeline needs apache-beam ({error}): pip install apache-beam."
     ) from error
 
 # A worker keeps the lists of pieces of this many parts. Each has the dev and test text of its pair.

@@ -278,7 +278,7 @@ def _assemble(
     if changed := sum(counts["targets_changed"] for counts in checks.values()):
         report(
             f"warning: a model cannot write {changed} targets of dev and test exactly: the target "
-            f"vocabulary replaces some of their characters; see targets_changed in docs/data.md."
+            f"vocabulary replaces some of their characters."
         )
     if repeated := sum(counts["targets_in_train"] for counts in checks.values()):
         total = sum(len(pair.held_target_hashes()) for pair in each_pair(work))

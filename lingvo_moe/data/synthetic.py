@@ -2,7 +2,7 @@
 
 The corpus is for demonstrations and tests. A model learns it in minutes. As with real languages, a
 language with few sentences gains from a related language with many. See `synthetic_languages` for
-the languages, `synthetic_grammar` for the sentences and docs/synthetic.md for examples.
+the languages, `synthetic_grammar` for the sentences and docs/start/demo.md for examples.
 
     SyntheticCorpus().write("corpus")     # corpus/train/qna-en.qna, corpus/train/qna-en.en, ...
 

@@ -56,8 +56,7 @@ class ByBeam(Cache):
     """Reordered for wide beams, else Flat. In a graph for any beam size, Flat.
 
     Attributes:
-        reordered_from: the smallest wide beam. The default is measured on a CPU; see
-            docs/decoding.md.
+        reordered_from: the smallest wide beam. The default is measured on a CPU.
     """
 
     reordered_from: PositiveInt = 32

@@ -174,5 +174,5 @@ def length_warnings(ratios: Mapping[str, float]) -> list[str]:
     return [
         f"Warning: translations of {len(found)} of {len(ratios)} ({listed}) are shorter than "
         f"{SHORT} or longer than {LONG} times the references. Their scores say more about length "
-        f"than about words: see decoding.length_penalty in docs/decoding.md."
+        f"than about words: see decoding.length_penalty."
     ]

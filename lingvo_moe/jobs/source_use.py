@@ -156,5 +156,5 @@ class SourceUse(NamedTuple):
         named = f" ({names})" if low else ""
         return [
             f"Warning: source use is below {NEAR_ZERO} nats per token {of}{named}: translations "
-            f"hardly depend on their sources. Train longer, or with more text; see docs/guide.md."
+            f"hardly depend on their sources. Train longer, or with more text."
         ]

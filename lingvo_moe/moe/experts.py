@@ -14,8 +14,8 @@ from lingvo_moe.moe.gatings.base import Routing
 from lingvo_moe.nn.layer import EVALUATION, Context, count_weights
 from lingvo_moe.nn.nested_map import NestedMap
 
-# Measured (docs/benchmarks.md). To start the products of an expert takes a fixed time. In training
-# the gradients of separate experts are written once more, into one tensor, which takes longer.
+# Measured. To start the products of an expert takes a fixed time. In training the gradients of
+# separate experts are written once more, into one tensor, which takes longer.
 _SEPARATE_PRODUCTS = 1 << 18  # multiplications; 2 rows of an expert with 2 x 128 x 512 weights
 _TRAINING_ROWS = 24
 

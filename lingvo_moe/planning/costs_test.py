@@ -154,7 +154,7 @@ def costs_on_tpu_v3(name, mesh):
     return count_costs(params, parse_mesh(mesh or f"expert:{params.model.moe.num_experts}"), wire)
 
 
-# GB of one core of TPU v3 by libtpu: memory (docs/scale.md) and bytes sent (docs/plan.md).
+# GB of one core of TPU v3 by libtpu: memory and bytes sent.
 COMPILED = [
     ("m4.MoE128E12L", "", 7.29, 2.746),
     ("m4.MoE512E12L", "", 4.64, 1.854),

@@ -25,9 +25,8 @@ from lingvo_moe.sbp.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.small_models import MOE, SMALL
 
-# Cores of the paper's Table 1 (it says nothing of a bilingual baseline), and of the table in
-# docs/plan.md: ms of a step and GB sent, by the paper's annotation (0: it does not fit) and of the
-# fastest strategy.
+# Cores of the paper's Table 1 (it says nothing of a bilingual baseline); ms of a step and GB sent,
+# by the paper's annotation (0: it does not fit) and of the fastest strategy.
 CORES = {
     "m4.MoE2048E36L": (2048, (1628, 4.60), (1196, 5.28)),
     "m4.MoE2048E12L": (2048, (454, 1.78), (431, 2.11)),

@@ -69,7 +69,7 @@ def compile_step(
     for package in ("jax", "libtpu"):
         if importlib.util.find_spec(package) is None:
             raise ValueError(
-                f"--compile needs {package}, which is not installed: pip install 'lingvo_moe[tpu]'."
+                f"--compile needs {package}, which is not installed: pip install {package}."
             )
     job = {
         "model": model,

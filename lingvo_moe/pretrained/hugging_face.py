@@ -54,8 +54,8 @@ def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDi
     """
     if not source.is_dir():
         raise ValueError(
-            f"There is no directory {source}. Get the model's files first (docs/pretrained.md); "
-            f"this tool fetches nothing."
+            f"There is no directory {source}. Get the model's files first; this tool "
+            f"fetches nothing."
         )
     check_output(output, MAKER, overwrite)
     config = read_json(source / configs.FILE)

@@ -3,7 +3,7 @@
 Devices with different rows hold copies of a weight, and its gradient is a sum over these devices.
 XLA computes this sum together with the gradient: with micro-batches, once for each of them. To
 compute it once, the weight gets one more dimension: device d uses copy d, and the gradient of copy
-d is the summand of device d (type P in docs/sbp.md). Summands are added over micro-batches; devices
+d is the summand of device d (the type P of SBP). Summands are added over micro-batches; devices
 communicate only when `sum_copies` sums the copies.
 
 Layers apply their weights with the functions below. These accept weights with or without this

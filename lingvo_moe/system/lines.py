@@ -126,7 +126,7 @@ def _zstd() -> tuple[Any, type[Exception]]:
             module = importlib.import_module(name)
             return module.open, module.ZstdError
     raise ImportError(
-        "Reading .zst needs backports.zstd: pip install 'lingvo-moe[zstd]', or unpack the file."
+        "Reading .zst needs backports.zstd: pip install backports.zstd, or unpack the file."
     )
 
 

@@ -1,4 +1,4 @@
-"""Params from the data: a value for each one that is FROM_DATA. See docs/recipe.md.
+"""Params from the data: a value for each one that is FROM_DATA. See docs/explain/recipe.md.
 
 The rules are a list. Each reads the train text's lengths, the params, and what earlier rules have
 chosen. They are pure: the same dataset and params give the same values.

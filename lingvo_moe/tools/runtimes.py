@@ -89,7 +89,7 @@ def prepare_jax():
     """Sets JAX's number of virtual devices before it lists devices."""
     if importlib.util.find_spec("jax") is None:
         raise ValueError(
-            "--runtime=spmd needs JAX, which is not installed: pip install 'lingvo_moe[spmd]'. "
+            "--runtime=spmd needs JAX, which is not installed: pip install jax. "
             "--runtime=local, the default, does not need it."
         )
     import jax

@@ -51,7 +51,7 @@ def main() -> None:
     if importlib.util.find_spec("uvicorn") is None:
         raise ValueError(
             "lingvo-moe-serve needs Starlette and uvicorn, which are not installed: pip install "
-            "'lingvo_moe[serve]'."
+            "starlette uvicorn prometheus_client."
         )
     from lingvo_moe.server.app import Server
     from lingvo_moe.server.loading import load_all, split_name

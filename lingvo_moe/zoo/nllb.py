@@ -5,11 +5,11 @@ joint vocabulary and one embedding for both sides, label smoothing 0.1, pairs sa
 to their data, a million tokens per batch, Adam with a learning rate that rises to 0.002 over 8000
 steps and then falls with the inverse square root of the step, 300k steps. The MoE models have 128
 experts in every 4th layer, top-2 gating that always takes the second expert, capacity factor 2 and
-a balance loss with weight 0.01. docs/models.md compares these values with the released recipes.
+a balance loss with weight 0.01.
 
 The released checkpoints have other layers: LayerNorm, biases, sinusoidal positions. Their shapes,
 tensor by tensor, are those of `Distilled600M`, `Dense1_3B`, `Dense3_3B` and `MoE54B`;
-lingvo-moe-import makes logdirs of them (docs/pretrained.md).
+lingvo-moe-import makes logdirs of them.
 """
 
 import dataclasses

@@ -228,6 +228,6 @@ def _identifier():
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
         raise ImportError(
-            "The cleaning rule Language needs py3langid: pip install 'lingvo-moe[langid]'."
+            "The cleaning rule Language needs py3langid: pip install py3langid."
         ) from error
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

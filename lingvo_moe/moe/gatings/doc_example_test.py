@@ -1,4 +1,4 @@
-"""The worked example of docs/gating.md does what the page says."""
+"""The worked example of docs/explain/routing.md does what the page says."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from lingvo_moe.moe.gatings.base import Gating
 
-PAGE = Path(__file__).parents[3] / "docs" / "gating.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explain" / "routing.md"
 
 
 def test_the_worked_example_passes_its_own_test(monkeypatch):

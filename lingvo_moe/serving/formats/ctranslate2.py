@@ -210,7 +210,7 @@ def _import():
     except ImportError as error:
         raise ValueError(
             "--format=ctranslate2 needs CTranslate2, which is not installed: "
-            "pip install 'lingvo_moe[ctranslate2]'."
+            "pip install ctranslate2."
         ) from error
     return specs
 

@@ -32,8 +32,7 @@ class StableHLO(Format):
         """Writes the training step and the program that draws its initial state."""
         if importlib.util.find_spec("jax") is None:
             raise ValueError(
-                "--format=stablehlo needs JAX, which is not installed: pip install "
-                "'lingvo_moe[spmd]'."
+                "--format=stablehlo needs JAX, which is not installed: pip install jax."
             )
         if self.storage != FLOAT32:
             raise ValueError(
