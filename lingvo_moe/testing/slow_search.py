@@ -1,15 +1,17 @@
 """The flat beam search of a tiny model, and the same search in plain Python."""
 
 import functools
+import types
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.decoding.cache import Flat
 from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.flat_beam_search import beam_search
 from lingvo_moe.decoding.params import BeamSearchParams
-from lingvo_moe.decoding.request import Request
+from lingvo_moe.decoding.request import Request, numbers_of
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.moe.layer import MoEParams
@@ -41,7 +43,14 @@ class Tiny:
         self.theta = init_theta(self.model.weights(), seed)
         self.theta.decoder.embedding.table *= 2.5
         self._fprop = tf.function(self._log_probs, input_signature=[IDS, IDS], autograph=False)
-        self.compiled = functools.cache(self._compile)
+        self._laid_out = self.model.lay_out(self.theta)
+        # The parts of the model are functions of their own: each search is traced without them.
+        self._parts = types.SimpleNamespace(
+            encode=tf.function(self.model.encode, autograph=False, reduce_retracing=True),
+            step=tf.function(self.model.step, autograph=False, reduce_retracing=True),
+            empty_caches=self.model.empty_caches,
+        )
+        self._compiled = functools.cache(self._compile)
 
     @without_gradients()
     def _log_probs(self, source, prefixes):
@@ -54,32 +63,50 @@ class Tiny:
         inputs = tf.constant([[BOS, *ids] for ids in prefixes])
         return self._fprop(tf.constant([source] * len(prefixes)), inputs).numpy()[:, -1]
 
-    def _compile(self, request):
+    def _compile(self, graph, **specs):
+        """The graph of a Request; of exports, which serves any request, without one."""
+
         @without_gradients()
         def translate(source, lengths, inputs):
-            laid_out, given = self.model.lay_out(self.theta), request.with_inputs(inputs)
-            return beam_search(self.model, laid_out, source, lengths, given)
+            request = graph.with_inputs(inputs) if graph else Request.of_tensors(inputs, Flat())
+            return beam_search(self._parts, self._laid_out, source, lengths, request)
 
-        signature = [IDS, tf.TensorSpec([None], tf.int32), request.specs]
+        signature = [IDS, tf.TensorSpec([None], tf.int32), specs]
         return tf.function(translate, input_signature=signature, autograph=False)
 
     def output(self, sources, request, padding=0):
         """The BeamOutput of a batch of sentences of any lengths, as arrays."""
+        translate = self._compiled(request.graph, **request.specs)
+        return self._run(translate, sources, request.inputs, padding)
+
+    def _run(self, translate, sources, inputs, padding):
         width = max(map(len, sources)) + padding
         rows = np.array([s + [PAD] * (width - len(s)) for s in sources], np.int32)
-        inputs = tf.nest.map_structure(tf.constant, request.inputs)
         lengths = tf.constant([len(s) for s in sources])
-        output = self.compiled(request.graph)(tf.constant(rows), lengths, inputs)
+        output = translate(tf.constant(rows), lengths, tf.nest.map_structure(tf.constant, inputs))
         return tf.nest.map_structure(np.asarray, output)
 
     def search(self, sources, request, padding=0):
         """[[(ids, score)]] for a batch of sentences of any lengths."""
         request = request if isinstance(request, Request) else Request(request)
-        ids, lengths, scores, *_ = self.output(sources, request, padding)
-        return [
-            [(ids[b, n, : lengths[b, n]].tolist(), scores[b, n]) for n in range(ids.shape[1])]
-            for b in range(len(sources))
-        ]
+        return _hypotheses(self.output(sources, request, padding))
+
+    def search_as_exported(self, sources, request, padding=0):
+        """`search` by the graph of exports, which serves any request."""
+        inputs = numbers_of(request.params.filled())
+        inputs["prefix"] = np.array(request.prefix, np.int32)
+        inputs["forbidden"] = np.array(request.forbidden, np.int32).reshape([-1, 3])
+        specs = {n: tf.TensorSpec([None, 3][: x.ndim], x.dtype) for n, x in inputs.items()}
+        translate = self._compiled(None, **specs)
+        return _hypotheses(self._run(translate, sources, inputs, padding))
+
+
+def _hypotheses(output):
+    ids, lengths, scores = output[:3]
+    return [
+        [(ids[b, n, : lengths[b, n]].tolist(), scores[b, n]) for n in range(ids.shape[1])]
+        for b in range(len(ids))
+    ]
 
 
 @functools.cache
