@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import tensorflow as tf
 from matplotlib.figure import Figure
 
 from experiments.learning_data import prepared
@@ -30,6 +29,7 @@ from lingvo_moe.reporting.figure import COLORS, to_png
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.system.files import write_whole
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.training.summaries import read_scalars
 
 _CURVE = {  # tag of TensorBoard -> name and format
     "dev/loss": ("dev loss", ".2f"),
@@ -174,7 +174,7 @@ def sizes_table(baselines: Path, models: Sequence[str], pairs: Sequence[str]) ->
     for pair in pairs:
         logdirs = [baselines / model / pair for model in models]
         if len(models) > 1 and all(logdir.exists() for logdir in logdirs):
-            best = [max(scalars(logdir)["dev/bleu"].values()) for logdir in logdirs]
+            best = [max(read_scalars(logdir / "events")["dev/bleu"].values()) for logdir in logdirs]
             rows.append([pair, *(f"{bleu:.1f}" for bleu in best)])
     return Table(["pair", *(f"dev BLEU, {model}" for model in models)], rows)
 
@@ -185,7 +185,7 @@ def curve_table(logdir: Path) -> Table:
     Returns:
         A row for each of _CURVE that was measured, and a column for each evaluation.
     """
-    points = scalars(logdir)
+    points = read_scalars(logdir / "events")
     steps = sorted(points["dev/loss"])
     lines = [
         [name, *(format(points[tag][step], form) if step in points[tag] else "" for step in steps)]
@@ -193,17 +193,6 @@ def curve_table(logdir: Path) -> Table:
         if points[tag]
     ]
     return Table(["step", *map(str, steps)], lines)
-
-
-def scalars(logdir: Path) -> dict[str, dict[int, float]]:
-    """Each tag of _CURVE -> step -> value, of the events for TensorBoard in a logdir."""
-    points: dict[str, dict[int, float]] = {tag: {} for tag in _CURVE}
-    for path in sorted((logdir / "events").iterdir()):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                if value.tag in points:
-                    points[value.tag][event.step] = value.simple_value
-    return points
 
 
 def draw_curve(table: Table) -> Figure:

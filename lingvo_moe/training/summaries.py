@@ -1,5 +1,6 @@
-"""Writes scalars for TensorBoard: TFRecord files of Event protos."""
+"""Scalars for TensorBoard: TFRecord files of Event protos."""
 
+import collections
 import contextlib
 import os
 import socket
@@ -74,3 +75,14 @@ class SummaryWriter:
                 f"warning: Cannot write {self._path} ({error.message}); training continues without "
                 f"events for TensorBoard."
             )
+
+
+def read_scalars(directory: Path) -> dict[str, dict[int, float]]:
+    """Tag -> step -> value, of all events files in a directory; a later point replaces earlier."""
+    points: dict[str, dict[int, float]] = collections.defaultdict(dict)
+    for path in sorted(directory.iterdir()):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                points[value.tag][event.step] = value.simple_value
+    return points

@@ -1,0 +1,196 @@
+"""Trains several settings over several seeds, and compares them in one table."""
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.evaluation.report import REPORT_FILE, load_report
+from lingvo_moe.jobs.evaluation import evaluate
+from lingvo_moe.jobs.training import TrainingJob, train_model
+from lingvo_moe.reporting.table import Table
+from lingvo_moe.system.files import check_file_name, read_json, write_whole
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translation import RuntimeFn
+from lingvo_moe.training.summaries import read_scalars
+
+FILE = "compare.json"
+_REPORT = "report"  # in the directory of a run, beside its logdir
+# key of a result -> (column, number of digits)
+COLUMNS = {
+    "dev_loss": ("dev loss", 3),
+    "bleu": ("BLEU", 1),
+    "chrf": ("chrF++", 1),
+    "drop_rate": ("drop rate %", 1),
+    "step_seconds": ("s/step", 3),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A row of the table.
+
+    Attributes:
+        name: of the row; it names a directory.
+        model: a registered model.
+        overrides: `--set` texts.
+    """
+
+    name: str
+    model: str
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "Setting":
+        """The setting that a text "NAME: MODEL; PARAM=VALUE; PARAM=VALUE" gives.
+
+        Raises:
+            ValueError: the text has another form.
+        """
+        name, _, rest = text.partition(":")
+        model, *overrides = (part.strip() for part in rest.split(";"))
+        if not name.strip() or not model:
+            raise ValueError(
+                f"A row is 'NAME: MODEL; PARAM=VALUE; …', such as 'top-1: tiny.MoE; "
+                f"model.moe.gating=Switch()'; got {text!r}."
+            )
+        check_file_name(name.strip(), "a row", "top-1")
+        return cls(name.strip(), model, tuple(one for one in overrides if one))
+
+
+def compare(
+    settings: Sequence[Setting],
+    dataset: Dataset,
+    output: Path,
+    seeds: Sequence[int],
+    overrides: Sequence[str],
+    make_runtime: RuntimeFn,
+    report: Callable[[str], None],
+    *,
+    split: str | None = "dev",
+) -> list[dict[str, Any]]:
+    """Makes the missing runs; the same call resumes.
+
+    Each run is trained in OUTPUT/NAME/SEED and its translations are scored in
+    OUTPUT/NAME/SEED/report. OUTPUT/compare.json is written after each run; its runs of other
+    settings and seeds stay.
+
+    Args:
+        settings: the rows. The first seeds of all rows come before the second seeds.
+        dataset: prepared data.
+        output: the directory.
+        seeds: values of train.seed.
+        overrides: `--set` texts for all rows.
+        make_runtime: makes the runtimes.
+        report: takes lines of progress.
+        split: to translate and score, "dev" or "test"; None for neither.
+
+    Returns:
+        All runs of compare.json; see `measure`.
+
+    Raises:
+        ValueError, OSError, SystemExit: as `train_model` and `evaluate`.
+    """
+    runs = _known(output / FILE)
+    for seed in seeds:
+        for setting in settings:
+            logdir = output / setting.name / str(seed)
+            texts = [*overrides, *setting.overrides, f"train.seed={seed}"]
+            job = TrainingJob(
+                model=setting.model,
+                params=None,
+                overrides=texts,
+                dataset=dataset,
+                logdir=logdir,
+                make_runtime=make_runtime,
+                report=lambda line, at=f"[{setting.name}, seed {seed}] ": report(at + line),
+            )
+            train_model(job)
+            scores = logdir / _REPORT
+            if split and not (scores / REPORT_FILE).exists():
+                evaluate(
+                    ModelDir.open(logdir), dataset, scores, make_runtime, job.report, split=split
+                )
+            runs[setting.name, seed] = {
+                "row": setting.name,
+                "seed": seed,
+                "model": setting.model,
+                "set": [*overrides, *setting.overrides],
+                "split": split,
+                **measure(logdir),
+            }
+            ordered = sorted(runs.values(), key=lambda run: (run["row"], run["seed"]))
+            write_whole(output / FILE, json.dumps({"runs": ordered}, indent=1) + "\n")
+            report(f"\n{compare_table(ordered).to_text()}")
+    return list(runs.values())
+
+
+def _known(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """(row, seed) -> run, of the file of earlier calls."""
+    found = read_json(path)["runs"] if path.exists() else []
+    return {(run["row"], run["seed"]): run for run in found}
+
+
+def measure(logdir: Path) -> dict[str, Any]:
+    """What a finished run measured.
+
+    Returns:
+        dev_loss: the lowest, nats a target token.
+        curve: [step, dev loss] of each evaluation.
+        target_tokens: number of target tokens trained on.
+        step_seconds: median time of a step, without compiling and evaluations.
+        drop_rate: percent of the choices of experts that found no room, mean over the layers and
+            the last tenth of training; None without experts.
+        bleu, chrf: means over the pairs of the report, if there is one.
+        pairs: pair -> [train examples, BLEU, chrF++], if there is a report.
+    """
+    scalars = read_scalars(logdir / "events")
+    losses = scalars["dev/loss"]
+    tokens, rates = scalars["train/tokens"], scalars["train/steps_per_second"]
+    late = 0.9 * max(tokens)
+    drops = [
+        100 * value
+        for tag, points in scalars.items()
+        if tag.startswith("train/drop_rate/")
+        for step, value in points.items()
+        if step >= late
+    ]
+    found: dict[str, Any] = {
+        "dev_loss": min(losses.values()),
+        "curve": [[step, round(loss, 4)] for step, loss in sorted(losses.items())],
+        "target_tokens": round(sum(tokens.values())),
+        "step_seconds": 1 / statistics.median(rates.values()),
+        "drop_rate": statistics.mean(drops) if drops else None,
+    }
+    if (logdir / _REPORT).exists():
+        scored = load_report(logdir / _REPORT)
+        found["bleu"], found["chrf"] = scored.averages["all"].bleu, scored.averages["all"].chrf
+        found["pairs"] = {
+            one.pair: [one.train_examples, round(one.bleu, 2), round(one.chrf, 2)]
+            for one in scored.pairs
+        }
+    return found
+
+
+def compare_table(runs: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each setting: means over its seeds, with the standard error after "±"."""
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        rows.setdefault(run["row"], []).append(run)
+    shown = [key for key in COLUMNS if any(run.get(key) is not None for run in runs)]
+    return Table(
+        ["row", "seeds", *(COLUMNS[key][0] for key in shown)],
+        [[name, str(len(of)), *_cells(of, shown)] for name, of in rows.items()],
+    )
+
+
+def _cells(runs, keys) -> Iterator[str]:
+    for key in keys:
+        values, digits = [r[key] for r in runs if r.get(key) is not None], COLUMNS[key][1]
+        mean = f"{statistics.mean(values):.{digits}f}" if values else ""
+        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        yield mean if error is None else f"{mean} ± {error:.{digits}f}"

@@ -1,0 +1,41 @@
+import json
+
+import pytest
+
+from lingvo_moe.jobs.compare import FILE, Setting, compare
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.training.summaries import read_scalars
+
+_ROW = Setting.parse("top-1: tiny.MoE; model.moe.gating=Switch()")
+_SHORT = [*SHRINK, "train.max_steps=4", "train.eval_every=2", "train.log_every=1"]
+
+
+def test_runs_are_made_once_and_averaged(tmp_path):
+    lines = []
+
+    def runs(seeds, split=None):
+        compare([_ROW], dataset(), tmp_path, seeds, _SHORT, Local, lines.append, split=split)
+        return json.loads((tmp_path / FILE).read_text())["runs"]
+
+    first = runs([1])
+    assert "±" not in lines[-1]
+    assert runs([2], "dev")[0] == first[0]
+    one, two = runs([1, 2])
+    assert len(two["pairs"]) > 1  # also where the translations were scored before
+    assert (one["seed"], two["seed"]) == (1, 2)
+    assert sum("step 4/4" in line for line in lines) == 2  # each was trained once
+    losses = read_scalars(tmp_path / "top-1" / "2" / "events")["dev/loss"]
+    assert two["dev_loss"] == min(losses.values()) != one["dev_loss"]
+    assert 0 <= one["drop_rate"] <= 100
+    mean, error = (
+        (one["dev_loss"] + two["dev_loss"]) / 2,
+        abs(one["dev_loss"] - two["dev_loss"]) / 2,
+    )
+    assert f"{mean:.3f} ± {error:.3f}" in lines[-1]
+
+
+@pytest.mark.parametrize("text", ["top-1", ": tiny.MoE", "a/b: tiny.MoE"])
+def test_a_row_of_another_form_is_refused(text):
+    with pytest.raises(ValueError, match="row"):
+        Setting.parse(text)
