@@ -107,7 +107,7 @@ def compare(
                 dataset=dataset,
                 logdir=logdir,
                 make_runtime=make_runtime,
-                report=lambda line, at=f"[{setting.name}, seed {seed}] ": report(at + line),
+                report=_after(f"[{setting.name}, seed {seed}] ", report),
             )
             train_model(job)
             scores = logdir / _REPORT
@@ -127,6 +127,10 @@ def compare(
             write_whole(output / FILE, json.dumps({"runs": ordered}, indent=1) + "\n")
             report(f"\n{compare_table(ordered).to_text()}")
     return list(runs.values())
+
+
+def _after(prefix: str, report: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: report(prefix + line)
 
 
 def _known(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
