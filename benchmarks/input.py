@@ -6,7 +6,6 @@ python benchmarks/input.py --data=/tmp/large --pairs=1000 --examples=10000000   
 Times are CPU times, so other processes hardly change them. Memory is the peak of a process.
 """
 
-import os
 import resource
 import time
 from pathlib import Path
@@ -16,8 +15,7 @@ from absl import app, flags
 
 from lingvo_moe.config.params import override
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds
-from lingvo_moe.data.input_workers import packed_by
-from lingvo_moe.data.pipeline import Batches, InputParams, Part, TrainInput
+from lingvo_moe.data.pipeline import InputParams, Part, TrainInput
 from lingvo_moe.data.records import write_records
 from lingvo_moe.data.vocabulary import train_vocabulary
 
@@ -34,7 +32,6 @@ def main(argv: list[str]) -> None:
     dataset = Dataset.load(directory)
     params = _params(dataset)
     measure(dataset, params)
-    measure_workers(dataset, params)
 
 
 def _params(dataset: Dataset) -> InputParams:
@@ -88,44 +85,7 @@ def measure(dataset: Dataset, params: InputParams) -> None:
     print(f"memory: {peak / 2**10:,.0f} MiB")
 
 
-def measure_workers(dataset: Dataset, params: InputParams) -> None:
-    """Prints the CPU times of this process and of the busiest worker, for numbers of workers.
-
-    Each number of workers is measured five times. The printed speed is that of the busiest process;
-    training gets it if each process has a core of its own.
-    """
-    for workers in FLAGS.workers:
-        with packed_by(workers, TrainInput(dataset, params, seed=1)) as batches:
-            batches.next_batch()
-            turns = [_turn(batches, max(1, FLAGS.batches // 5)) for _ in range(5)]
-        tokens, own, busiest = np.median(turns, axis=0)
-        print(
-            f"{workers} workers: {tokens / max(own, busiest):,.0f} target tokens per second; for "
-            f"each batch {1e3 * own:.1f} ms of this process, {1e3 * busiest:.1f} of the busiest "
-            f"worker"
-        )
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"memory of the largest worker: {children.ru_maxrss / 2**10:,.0f} MiB")
-
-
-def _turn(source: Batches, count: int):
-    """For each batch: target tokens, seconds of this process and of its busiest child."""
-    before = _children_seconds()
-    seconds, batches = _timed(source, count)
-    busiest = max((t - before[pid] for pid, t in _children_seconds().items()), default=0.0)
-    tokens = sum(np.count_nonzero(batch.target_segment_ids) for batch in batches)
-    return tokens / count, seconds / count, busiest / count
-
-
-def _children_seconds() -> dict[int, float]:
-    """CPU seconds of each child process; see proc(5)."""
-    files = Path("/proc/self/task").glob("*/children")
-    children = [int(child) for file in files for child in file.read_text().split()]
-    stats = {pid: Path(f"/proc/{pid}/stat").read_text().split() for pid in children}
-    return {pid: sum(map(int, s[13:15])) / os.sysconf("SC_CLK_TCK") for pid, s in stats.items()}
-
-
-def _timed(source: Batches, count: int):
+def _timed(source: TrainInput, count: int):
     start = time.process_time()
     batches = [source.next_batch() for _ in range(count)]
     return time.process_time() - start, batches
@@ -171,6 +131,5 @@ if __name__ == "__main__":
     flags.DEFINE_integer("rows", 1024, "Rows of a batch.")
     flags.DEFINE_integer("target_length", 128, "Target tokens per row.")
     flags.DEFINE_multi_string("set", [], "Fields of InputParams, such as modifiers=(Merging(),)")
-    flags.DEFINE_multi_integer("workers", [0, 1, 2], "Numbers of workers; 0: this process packs.")
     flags.DEFINE_integer("batches", 20, "Number of batches to measure.")
     app.run(main)

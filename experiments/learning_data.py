@@ -33,7 +33,7 @@ def prepared(directory: Path, corpora: Path, name: str) -> Dataset:
     if not directory.exists():
         sources, options = CORPORA[name]
         if sources:
-            api.prepare(_merged(corpora, sources), directory, card=False, **options)
+            api.prepare(_merged(corpora, sources), directory, **options)
         else:
             prepare_synthetic(directory, PrepareParams(**options))
     return Dataset.load(directory)

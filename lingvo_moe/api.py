@@ -88,7 +88,6 @@ def prepare(
     processes: int | None = None,
     beam: Sequence[str] | None = None,
     memory_mb: int = 1000,
-    card: bool = True,
     overwrite: bool = False,
     report: Callable[[str], None] = report,
     **options: Any,
@@ -103,7 +102,6 @@ def prepare(
         processes: number of processes; None for one per core.
         beam: options of an Apache Beam pipeline that makes the pieces; None for this machine.
         memory_mb: memory for sorting, of all processes together, in MB.
-        card: whether to write a page about the data, OUTPUT/card/index.html.
         overwrite: replace an earlier dataset; discard an unfinished one of other options.
         report: takes lines of progress and warnings.
         **options: fields of PrepareParams, such as joint_vocab=True.
@@ -119,7 +117,6 @@ def prepare(
         "processes": processes,
         "beam": beam,
         "memory_mb": memory_mb,
-        "card": card,
         "overwrite": overwrite,
         "report": report,
     }
@@ -168,9 +165,9 @@ def train(
             params.
         make_runtime: makes the runtime of the steps: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
-        **options: further fields of `jobs.training.TrainingJob`: input_workers, the number of
-            processes that pack batches; process, to train in several processes; record_loads, to
-            record the loads of experts; make_scheduler, to move experts between devices.
+        **options: further fields of `jobs.training.TrainingJob`: process, to train in several
+            processes; record_loads, to record the loads of experts; make_scheduler, to move experts
+            between devices.
 
     Returns:
         The state of training: step, best_step, best_loss.
@@ -210,7 +207,6 @@ def train_baselines(
     own_vocabulary: bool = False,
     set: Mapping[str, Any] | Sequence[str] = (),
     name: str | None = None,
-    input_workers: int = 0,
     report: Callable[[str], None] = report,
 ) -> Report:
     """Trains and scores a bilingual model for each pair, to compare others with, or resumes.
@@ -225,14 +221,13 @@ def train_baselines(
         split: to score on, "dev" or "test".
         own_vocabulary: whether each pair has a vocabulary of its own, of the model's sizes, instead
             of that of data.
-        input_workers: number of processes that pack batches.
 
     Raises:
         ValueError, OSError: as `jobs.baselines.train_baselines`.
         SystemExit: as `train`.
     """
     jobs: list[TrainingJob] = []
-    options = {"make_runtime": Local, "report": report, "input_workers": input_workers}
+    options = {"make_runtime": Local, "report": report}
     for one, label in _named_models(model, name):
         dataset = jobs[0].dataset if jobs else data
         jobs.append(_job(one, dataset, _path("output", output), set, label, **options))

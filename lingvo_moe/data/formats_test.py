@@ -144,7 +144,7 @@ _CONTENTS = st.one_of(
 
 
 @settings(
-    max_examples=120,
+    max_examples=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,57 +112,30 @@ class Part(NamedTuple):
         packed = rows.reshape(len(rows), shards, -1).max(axis=2)
         return Part(packed[process], packed[process] & (packed.argmax(axis=0) == process))
 
-    def split(self, count: int) -> list["Part"]:
-        """This part as at most `count` parts with about equally many virtual shards."""
-        numbers = np.flatnonzero(self.packed)
-        pieces = np.array_split(numbers, min(count, len(numbers)))
-        masks = [np.isin(np.arange(len(self.packed)), piece) for piece in pieces]
-        return [Part(mask, mask & self.saved) for mask in masks]
-
-    def batch(self, rows: Sequence[NestedMap]) -> NestedMap:
-        """The batch of this process. Rows that other processes pack are 0.
-
-        Args:
-            rows: the rows that each part of `split` has packed, in order.
-        """
-        joined = rows[0]
-        if len(rows) > 1:
-            joined = NestedMap({n: np.concatenate([one[n] for one in rows]) for n in rows[0]})
+    def batch(self, rows: NestedMap) -> NestedMap:
+        """The batch of this process, from the rows that it has packed; the other rows are 0."""
         if self.packed.all():
-            return joined
-        size = len(joined.target_ids) // np.count_nonzero(self.packed)
+            return rows
+        size = len(rows.target_ids) // np.count_nonzero(self.packed)
         mine = np.repeat(self.packed, size)
         batch = NestedMap()
-        for name, value in joined.items():
+        for name, value in rows.items():
             batch[name] = np.zeros([len(mine), value.shape[1]], value.dtype)
             batch[name][mine] = value
         return batch
 
-    def state(self, position: "InputPosition") -> dict[str, Any]:
-        """The state to save; see `TrainInput.state`."""
-        batches, states = {"batches": np.asarray(position.batches, np.int64)}, position.shards
+    def state(self, shards: Mapping[int, Mapping[str, np.ndarray]]) -> dict[str, Any]:
+        """The part of `TrainInput.state` in virtual shards, from those that this process packs."""
+        names = next(iter(shards.values()))
         if self.saved.all():
-            names = next(iter(states.values()))
-            return batches | {n: np.stack([one[n] for one in states.values()]) for n in names}
-        numbers = np.flatnonzero(self.saved).tolist()
-        return batches | {
+            return {name: np.stack([one[name] for one in shards.values()]) for name in names}
+        saved = {v: shards[v] for v in np.flatnonzero(self.saved).tolist()}
+        return {
             name: ProcessRows(
-                (len(self.packed), *value.shape), {v: states[v][name] for v in numbers}
+                (len(self.packed), *value.shape), {v: one[name] for v, one in saved.items()}
             )
-            for name, value in next(iter(states.values())).items()
+            for name, value in names.items()
         }
-
-
-class InputPosition(NamedTuple):
-    """A position in the stream of batches.
-
-    Attributes:
-        batches: number of batches before it.
-        shards: index of a virtual shard, 0 to V - 1 -> its state; see `VirtualShard.state`.
-    """
-
-    batches: int
-    shards: Mapping[int, Mapping[str, np.ndarray]]
 
 
 class TrainInput:
@@ -213,35 +186,13 @@ class TrainInput:
             ValueError: more than MOST_SKIPPED examples in succession do not fit a row.
             OSError: a shard of the dataset is missing or damaged.
         """
-        return self.part.batch([self.next_rows()])
-
-    def next_rows(self) -> NestedMap:
-        """The rows of the next batch that this process packs; see `next_batch`."""
         rows = [row for shard in self._shards.values() for row in shard.next_rows()]
         self._batches += 1
-        return batch_of(rows, self._shape._replace(rows=len(rows)))
+        return self.part.batch(batch_of(rows, self._shape._replace(rows=len(rows))))
 
     def check(self) -> None:
         """Raises the errors of `next_batch`, if there is no batch; the stream does not advance."""
-        position, skipped = self.position(), [shard.skipped for shard in self._shards.values()]
-        self.next_rows()
-        self.go_to(position)
-        for shard, count in zip(self._shards.values(), skipped, strict=True):
-            shard.skipped = count
-
-    def position(self) -> InputPosition:
-        """The position in the stream, of the virtual shards that this process packs."""
-        return InputPosition(self._batches, {v: shard.state() for v, shard in self._shards.items()})
-
-    def go_to(self, position: InputPosition) -> None:
-        """Continues from a position; it may have further virtual shards.
-
-        Raises:
-            OSError: as `next_batch`.
-        """
-        self._batches = position.batches
-        for v, shard in self._shards.items():
-            shard.restore(position.shards[v])
+        TrainInput(self.dataset, self.params, self.seed, self.part).next_batch()
 
     def state(self) -> dict[str, Any]:
         """The position of the stream: a few counters of each virtual shard.
@@ -250,7 +201,8 @@ class TrainInput:
             batches []; draws [V], counters [V, P] and waiting [V, W, 3]: arrays of int64, or
             `ProcessRows` of those if other processes save some of the shards.
         """
-        return self.part.state(self.position())
+        shards = {v: shard.state() for v, shard in self._shards.items()}
+        return {"batches": np.asarray(self._batches, np.int64), **self.part.state(shards)}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from the state of all virtual shards.
@@ -266,8 +218,9 @@ class TrainInput:
                 f"one {ours[1]} and {ours[0]}; train with the same data and the same input.*."
             )
         names = [name for name in state if name != "batches"]
-        mine = {v: {name: np.asarray(state[name][v]) for name in names} for v in self._shards}
-        self.go_to(InputPosition(int(state["batches"]), mine))
+        self._batches = int(state["batches"])
+        for v, shard in self._shards.items():
+            shard.restore({name: np.asarray(state[name][v]) for name in names})
 
 
 class ProcessRows:
@@ -301,23 +254,10 @@ def eval_batches(dataset: Dataset, split: str, params: InputParams) -> Iterator[
     return pack(examples, params.shape)
 
 
-class Batches(Protocol):
-    """An input: a TrainInput, or the workers that pack for it."""
-
-    def next_batch(self) -> NestedMap: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
-
-    @property
-    def skipped(self) -> int: ...
-
-
 class Prefetcher:
     """Makes batches in advance in a background thread; `state` is that of the last batch taken."""
 
-    def __init__(self, source: Batches, ahead: int = 4):
+    def __init__(self, source: TrainInput, ahead: int = 4):
         """Wraps an input; after the first `next_batch` only the thread uses it."""
         self._source, self._ahead, self._state = source, ahead, source.state()
         self._thread = ThreadPoolExecutor(1)

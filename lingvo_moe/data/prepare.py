@@ -14,9 +14,8 @@ import numpy as np
 
 from lingvo_moe.config.params import to_fields
 from lingvo_moe.config.plugins import source_files
-from lingvo_moe.data.card import counts_table, write_card
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
-from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
+from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
 from lingvo_moe.data.language_codes import are_near, code_warnings
 from lingvo_moe.data.prepare_pair import STAGES, Work, digest_of, each_pair, extended_dataset
 from lingvo_moe.data.prepare_params import PrepareParams
@@ -32,6 +31,7 @@ from lingvo_moe.data.stages import (
 from lingvo_moe.data.surface import form_of
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.system import lock
 from lingvo_moe.system.files import MANIFEST, REPLACE, check_output, new_directory, read_json
 from lingvo_moe.system.lines import first_of
@@ -82,7 +82,6 @@ def prepare(
     processes: int | None = None,
     beam: Sequence[str] | None = None,
     memory_mb: int = 1000,
-    card: bool = False,
     overwrite: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Dataset:
@@ -99,7 +98,6 @@ def prepare(
         beam: options of an Apache Beam pipeline, whose workers make the pieces (data.apache_beam);
             None for processes on this machine.
         memory_mb: memory for sorting, in all processes together; with `beam`, in each of a worker.
-        card: whether to write a page about the data, OUTPUT/card/index.html; see `data.card`.
         overwrite: whether to replace an earlier dataset, and the pieces of another call.
         report: takes lines of progress and warnings.
 
@@ -145,7 +143,7 @@ def prepare(
             except ValueError:  # something is wrong with the corpus, so the pieces are useless
                 _remove(directory)
                 raise
-            dataset = _assemble(work, output, card, overwrite, report)
+            dataset = _assemble(work, output, overwrite, report)
         except BaseException:
             if work.has_pieces:
                 report(f"{directory} keeps the finished pieces; the same command goes on from them")
@@ -253,7 +251,7 @@ def _check_examples(work):
 
 
 def _assemble(
-    work: Work, output: Path, card: bool, overwrite: bool, report: Callable[[str], None]
+    work: Work, output: Path, overwrite: bool, report: Callable[[str], None]
 ) -> Dataset:
     """Makes the dataset of the finished pieces."""
     source, target = work.vocabularies
@@ -308,8 +306,6 @@ def _assemble(
             forms=_forms(work),
         )
         dataset.save()
-        if card and any(info.examples.get("train") for info in infos):
-            write_card(partial / "card", work, dataset)
     return Dataset.load(output)
 
 
@@ -334,12 +330,19 @@ def _held_targets_in_train(work: Work) -> dict[str, np.ndarray]:
 
 
 def format_dataset(dataset: Dataset) -> str:
-    """A table of each pair's examples and the counts of checks."""
+    """A table of each pair's examples and the counts of checks, the largest pair first."""
+    kinds = list(next(iter(dataset.checks.values())))
+    rows = [
+        [pair.name, *(f"{pair.examples.get(split, 0)}" for split in SPLITS)]
+        + [f"{dataset.checks[pair.name][kind]}" for kind in kinds]
+        for pair in sorted(dataset.pairs, key=lambda pair: -pair.examples.get("train", 0))
+    ]
     sizes = (
         f"source vocabulary {dataset.source_vocabulary.size}, "
         f"target vocabulary {dataset.target_vocabulary.size}"
     )
-    return f"{counts_table(dataset).to_text()}\n{sizes}"
+    table = Table(("pair", *SPLITS, *kinds), rows)
+    return f"{table.to_text()}\n{sizes}"
 
 
 def _directions(pairs: Sequence[CorpusPair], both: bool) -> list[CorpusPair]:

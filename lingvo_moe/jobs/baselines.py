@@ -162,7 +162,7 @@ def _own_data(run, pair, params, output) -> Dataset:
         with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
             corpus = Path(scratch) / "corpus"
             write_corpus(corpus, {split: _texts(dataset, split, pair) for split in splits})
-            quiet: dict[str, Any] = {"card": False, "report": lambda line: None}
+            quiet: dict[str, Any] = {"report": lambda line: None}
             made = prepare(corpus, directory, wanted, overwrite=True, **quiet)
         before, after = (of.pair(pair).examples[SPLITS[0]] for of in (dataset, made))
         if after < before:
@@ -260,7 +260,6 @@ def _train(runs: Mapping[str, Sequence[TrainingJob]]) -> dict[Path, float]:
                 run.dataset,
                 runtimes.of(run, model_dir.task),
                 lambda line, prefix=prefix, run=run: run.report(prefix + line),
-                input_workers=run.input_workers,
             )
         losses[run.logdir] = result.best_loss
     return losses

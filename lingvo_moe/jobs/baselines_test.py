@@ -7,12 +7,11 @@ import pytest
 
 from lingvo_moe import api
 from lingvo_moe.config.params import override
-from lingvo_moe.data import input_workers
 from lingvo_moe.data.dataset import SPLITS, Dataset
 from lingvo_moe.data.pipeline import Prefetcher
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.evaluation.baselines import Baselines
-from lingvo_moe.jobs import baselines, training
+from lingvo_moe.jobs import baselines
 from lingvo_moe.jobs.baselines import train_baselines
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import training_job
@@ -24,14 +23,8 @@ def _job(logdir, **fields):
     return training_job(logdir, "train.max_steps=2", model="tiny.Bilingual", **fields)
 
 
-def test_they_resume_and_their_report_serves_as_baseline(tmp_path, monkeypatch):
-    pairs, lines, workers = ["qna-en", "qta-en"], [], []
-
-    def packed_by(number, source):
-        workers.append(number)
-        return input_workers.packed_by(number, source)
-
-    monkeypatch.setattr(training, "packed_by", packed_by)
+def test_they_resume_and_their_report_serves_as_baseline(tmp_path):
+    pairs, lines = ["qna-en", "qta-en"], []
     (tmp_path / "index.html").write_text("mine")
     first = api.train_baselines(
         "tiny.Bilingual",
@@ -39,11 +32,9 @@ def test_they_resume_and_their_report_serves_as_baseline(tmp_path, monkeypatch):
         tmp_path,
         pairs=pairs,
         set=[*SHRINK, "train.max_steps=2"],
-        input_workers=1,
         report=lines.append,
     )
     assert any(line.startswith("[2/2 qta-en] step 2/2") for line in lines)
-    assert workers == [1, 1]
     lines.clear()
     again = train_baselines([_job(tmp_path, report=lines.append)], pairs)
     assert not any("loss" in line for line in lines)
@@ -91,8 +82,8 @@ class Pretended(dict):
         super().__init__()
         self.calls = []
 
-    def train(self, model_dir, data, runtime, report, input_workers):
-        del data, input_workers
+    def train(self, model_dir, data, runtime, report):
+        del data
         model_dir.save()
         report("trained")
         self._note("train", model_dir, runtime)

@@ -10,7 +10,6 @@ import numpy as np
 
 from lingvo_moe.config.params import to_fields
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.language_codes import code_warnings
 from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
 from lingvo_moe.evaluation.report_columns import length_ratio, length_warnings
@@ -62,7 +61,6 @@ class TrainingJob:
             resumed run continues it. None to record nothing.
         make_scheduler: task -> the scheduler that moves replicas of experts between devices, with
             the dispatcher VExperts; None to move none.
-        input_workers: number of processes that pack batches for this one; 0 packs in a thread.
         hours: of the run; in a new logdir it sets train.max_steps, see jobs.hours. None for
             train.max_steps of the params.
     """
@@ -77,7 +75,6 @@ class TrainingJob:
     process: Process = ALONE
     record_loads: Path | None = None
     make_scheduler: Callable[[TranslationTask], Scheduler] | None = None
-    input_workers: int = 0
     hours: float | None = None
 
 
@@ -149,9 +146,7 @@ def _train(job):
         shape = moe.training.groups, max(task.layer_experts)
         trace = TraceRecorder(job.record_loads, task.moe_layers, shape, task.layer_experts)
         recorder = Recorder(lambda step, metrics: trace.add(step, metrics.group_load), trace.save)
-    return run_training(
-        model_dir, job.dataset, runtime, job.report, process, recorder, job.input_workers
-    )
+    return run_training(model_dir, job.dataset, runtime, job.report, process, recorder)
 
 
 def _with_hours(job, model_dir):
@@ -186,7 +181,6 @@ def run_training(
     report,
     process: Process = ALONE,
     recorder: Recorder = NO_RECORDER,
-    input_workers: int = 0,
 ) -> TrainResult:
     """As `train_model`, with a given logdir and compiled runtime.
 
@@ -223,7 +217,7 @@ def run_training(
                 write_whole(model_dir.path / ORIGINS, origins)
         process.minimum(0)
 
-    with packed_by(input_workers, source) as packed, Prefetcher(packed) as batches:
+    with Prefetcher(source) as batches:
         result = train(
             runtime,
             batches,
@@ -239,8 +233,8 @@ def run_training(
             process=process,
             recorder=recorder,
         )
-    if packed.skipped:
-        report(f"{packed.skipped} drawn examples were longer than a row and left out.")
+    if source.skipped:
+        report(f"{source.skipped} drawn examples were longer than a row and left out.")
     if result.signal:
         raise Stopped(result.signal)
     _fit_best(model_dir, dataset, runtime, report, process, result)

@@ -90,7 +90,7 @@ def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(
 
 
 def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):
-    """And a run that resumes takes the steps of one that never stopped, also with workers."""
+    """And a run that resumes takes the steps of one that never stopped."""
     next_batch, batches = Prefetcher.next_batch, []
 
     def interrupt_at_the_third(self):
@@ -104,7 +104,7 @@ def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):
         with pytest.raises(Stopped):
             _train_eight_steps(tmp_path)
     assert ModelDir.open(tmp_path).checkpoints.steps() == [3]
-    _train_eight_steps(tmp_path, input_workers=2)
+    _train_eight_steps(tmp_path)
     _assert_same_weights(tmp_path, whole)
 
 

@@ -74,6 +74,7 @@ def test_libtpu_is_asked_for(monkeypatch):
         compile_step("tiny.MoE", [], "v3:2x2")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_plugins")
 def test_the_process_that_compiles_imports_plug_ins(tmp_path, monkeypatch):
     """It reports the unknown topology, or the missing libtpu, and not an unknown model."""

@@ -41,7 +41,13 @@ CORES = {
 DISPATCHER = "model.moe.training"
 
 
-@pytest.mark.parametrize("model", CORES)
+FAST = ("m4.MoE128E12L", "m4.MoE512E36L", "m4.T96L", "m4.Bilingual")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CORES],
+)
 def test_never_above_the_papers_annotation(model):
     cores, by_hand, fastest = CORES[model]
     found = compare_strategies(get_params(model), HARDWARE["tpu_v3"], cores)
@@ -162,7 +168,7 @@ PARTS = ("model.moe=None", "train.micro_batches=4")
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(("model.moe=None",), id="dense"),
+        pytest.param(("model.moe=None",), id="dense", marks=pytest.mark.slow),
         pytest.param(MOE, id="moe", marks=pytest.mark.slow),
         pytest.param(PARTS, id="micro-batches"),
     ],

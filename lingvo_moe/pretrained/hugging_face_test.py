@@ -40,13 +40,19 @@ def test_logits_are_those_of_transformers(imported):
             np.testing.assert_allclose(logits, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("cache", [Flat(), pytest.param(Reordered(), marks=pytest.mark.slow)])
-def test_tokens_log_probs_and_searches_are_those_of_transformers(imported, cache):
+def test_tokens_log_probs_and_searches_are_those_of_transformers(imported):
     source, model_dir = imported
     runtime = testing.loaded(model_dir)
     testing.assert_same_tokens(model_dir, source)
     testing.assert_same_log_probs(model_dir, runtime, source)
-    testing.assert_same_searches(model_dir, runtime, source, cache)
+    every = source.name == "nllb_moe"
+    testing.assert_same_searches(model_dir, runtime, source, Flat(), () if every else ("short",))
+
+
+@pytest.mark.slow
+def test_every_search_is_that_of_transformers(imported):
+    source, model_dir = imported
+    testing.assert_same_searches(model_dir, testing.loaded(model_dir), source, Reordered())
 
 
 def test_import_export_import_gives_the_same_bytes(imported, tmp_path):
@@ -72,8 +78,11 @@ def original(source):
 
 def test_a_model_is_used_as_any_other(imported):
     source, model_dir = imported
+    assert len(model_dir.tags) == (100 if source.name == "m2m100" else 202)
+    if source.name != "nllb_moe":
+        return
     model = lm.load(model_dir.path)
-    assert len(model.languages) == (100 if source.name == "m2m100" else 202)
+    assert model.languages == sorted(model_dir.tags)
     reads, writes = testing.languages(model_dir)
     texts = testing.reference(source)["texts"][:2]
     options = {"source_language": reads, "n_best": 2, "length_ratio": 0.5}

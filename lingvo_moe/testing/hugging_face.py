@@ -1,6 +1,7 @@
 """A checkpoint beside what transformers computes with it (testdata/huggingface/fixtures.py)."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -72,13 +73,13 @@ def assert_same_log_probs(model_dir: ModelDir, runtime: Local, directory: Path) 
 
 
 def assert_same_searches(
-    model_dir: ModelDir, runtime: Local, directory: Path, cache: Cache
+    model_dir: ModelDir, runtime: Local, directory: Path, cache: Cache, names: Collection[str] = ()
 ) -> None:
-    """Greedy and beam search find the same ids and, within 1e-5, the same scores."""
+    """Searches of these names, or all, find the same ids and, within 1e-5, the same scores."""
     expected = reference(directory)
     tag, length = model_dir.tag(languages(model_dir)[1]), expected["max_length"] - 1
     sources = [[tag, *exchanged(ids)] for ids in expected["sources"][:3]]
-    for found in expected["searches"].values():
+    for found in (expected["searches"][name] for name in names or expected["searches"]):
         options = dict(found["options"])
         params = BeamSearchParams(
             beam_size=options["num_beams"],

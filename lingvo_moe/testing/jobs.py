@@ -36,7 +36,6 @@ def start(
     mesh: str | None = None,
     processes: int = 1,
     devices: int = 1,
-    workers: int = 0,
 ) -> list[Fork]:
     """The processes of a job that trains up to a step.
 
@@ -46,11 +45,9 @@ def start(
         mesh: of runtime spmd; None for runtime local.
         processes: their number.
         devices: of each process.
-        workers: that pack for each process.
     """
     command = [
         *("lingvo_moe.tools.train", "--model=tiny.MoE", f"--data={dataset().directory}"),
-        f"--input_workers={workers}",
         *(f"--logdir={logdir}", f"--set=train.max_steps={steps}"),
         *(f"--set={text}" for text in MANY_EXPERTS),
         *(["--runtime=spmd", f"--mesh={mesh}"] if mesh else []),

@@ -45,7 +45,7 @@ class Tiny:
         self._fprop = tf.function(self._log_probs, input_signature=[IDS, IDS], autograph=False)
         self._laid_out = self.model.lay_out(self.theta)
         # The parts of the model are functions of their own: each search is traced without them.
-        self._parts = types.SimpleNamespace(
+        self._parts: Any = types.SimpleNamespace(
             encode=tf.function(self.model.encode, autograph=False, reduce_retracing=True),
             step=tf.function(self.model.step, autograph=False, reduce_retracing=True),
             empty_caches=self.model.empty_caches,

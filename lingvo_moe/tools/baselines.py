@@ -24,7 +24,6 @@ TABLE = (
          "used."),
     Flag("pairs", NAMES, None, "Pairs to train, such as de-en,fr-en; by default all."),
     common.SET,
-    common.INPUT_WORKERS,
 )  # fmt: skip
 
 
@@ -38,7 +37,6 @@ def main() -> None:
         split=FLAGS.split,
         own_vocabulary=FLAGS.own_vocabulary,
         set=FLAGS.set,
-        input_workers=FLAGS.input_workers,
         report=common.report,
     )
     print(format_table(report))

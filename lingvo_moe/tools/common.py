@@ -74,11 +74,6 @@ SET = Flag(
 )
 STEP = Flag("step", int, None, "Step of the checkpoint; by default the best on dev.")
 CHECKED_MODEL = Flag("model", str, None, "Check that the logdir is of this model.")
-INPUT_WORKERS = Flag(
-    "input_workers", int, 0,
-    "Processes that pack batches for this one; 0: a thread. The batches are the same.", least=0,
-)  # fmt: skip
-
 EXPECTED, INTERNAL = 1, 70  # exit statuses
 _HELP = {"--help", "--helpshort", "--helpfull", "--helpxml"}  # absl ends with 1 after these
 

@@ -1,8 +1,6 @@
-"""A job of two processes goes on in one after a failure, and then in two again, with workers."""
+"""A job of two processes goes on in one after a failure, and then in two again."""
 
-import os
 import re
-import signal
 
 import numpy as np
 import pytest
@@ -63,20 +61,3 @@ def test_a_job_goes_on_in_one_process_and_then_in_two(tmp_path, whole, one, equa
         training.assert_same_bits(ours, expected)
     for name, value in expected.items():
         np.testing.assert_allclose(ours[name], value, atol=TOLERANCE, err_msg=name)
-
-
-def test_a_killed_worker_ends_both_processes_and_more_workers_go_on(tmp_path, whole):
-    """Before the step is compiled, the first worker has packed less than the whole job."""
-    failing = training.start(tmp_path, STEPS, **TWO, workers=1)
-    training.wait_for(failing, "Compiling the step")
-    (worker,) = failing[1].children()
-    os.kill(worker, signal.SIGKILL)
-    ended = wait_for_all(failing)
-    assert [process.returncode for process in ended] == [1, 1]
-    cause = rf"Input worker 1 of 1 \(process {worker}\) was killed by SIGKILL\. Training needs all"
-    assert re.search(rf"^error: process 1 \(pid \d+ on .*\): {cause}", ended[0].stderr, re.M)
-    assert re.search(rf"^error: {cause}", ended[1].stderr, re.M)
-    assert "Traceback" not in ended[0].stderr + ended[1].stderr
-
-    training.finish(training.start(tmp_path, STEPS, **TWO, workers=2))
-    training.assert_same_bits(training.tensors(tmp_path, STEPS), whole[1])

@@ -67,7 +67,6 @@ TABLE = (
     Flag("memory_mb", int, 1000,
          "Memory for sorting, in MB: of all processes together; with --beam, of each process.",
          least=1),
-    Flag("card", bool, True, "Write a page about the data: OUTPUT/card/index.html."),
     Flag("overwrite", bool, False,
          "Replace the dataset in --output. Discard an unfinished one that other flags began."),
 )  # fmt: skip
@@ -98,7 +97,6 @@ def main(arguments: list[str]) -> None:
         processes=FLAGS.processes,
         beam=arguments if FLAGS.beam else None,
         memory_mb=FLAGS.memory_mb,
-        card=FLAGS.card,
         overwrite=FLAGS.overwrite,
         report=common.report,
         **{field.name: getattr(params, field.name) for field in _FIELDS},

@@ -27,7 +27,6 @@ TABLE = (
     common.SET,
     Flag("record_loads", str, None,
          "File to record the loads of experts in, for experiments/placement."),
-    common.INPUT_WORKERS,
     *rebalancing.TABLE,
     *runtimes.TABLE,
     *runtimes.PROCESS_TABLE,
@@ -57,7 +56,6 @@ def _train(process):
         process=process,
         record_loads=None if FLAGS.record_loads is None else Path(FLAGS.record_loads),
         make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
-        input_workers=FLAGS.input_workers,
     )
     report(f"Done at step {result.step}; {result.best}.")
 

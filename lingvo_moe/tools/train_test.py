@@ -19,7 +19,6 @@ def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
         *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.MoE"),
         *(f"--data={dataset().directory}", f"--logdir={tmp_path}", "--max_steps=1000000"),
         *(f"--set={text}" for text in (*SHRINK, "input.virtual_shards=2")),
-        "--input_workers=2",
     ]
     pipe = {"stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipe) as process:
