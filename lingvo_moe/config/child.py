@@ -33,8 +33,7 @@ def start(module: str, *arguments: str, **streams: Any) -> subprocess.Popen:
         *arguments: of its command line.
         **streams: stdout and stderr, as for subprocess.Popen.
 
-    Raises:
-        OSError: no process can be started.
+    Raises OSError: no process can be started.
     """
     # A child inherits the signal mask of the thread that starts it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
@@ -63,9 +62,7 @@ def receive() -> Any:
 
     From now on the child ends when the other end of the pipe is closed.
 
-    Raises:
-        ValueError: as `import_plugins`.
-        Exception: a class of the value cannot be imported.
+    Raises ValueError: as `import_plugins`; Exception: a class of the value cannot be imported.
     """
     stream = io.BufferedReader(io.FileIO(0, closefd=False))
     try:

@@ -66,8 +66,7 @@ class Params:
     """A frozen dataclass that checks its fields; a `__post_init__` of a subclass calls super's
     first.
 
-    Raises:
-        ValueError: a field is not of its annotated type or breaks a rule of it.
+    Raises ValueError: a field is not of its annotated type or breaks a rule of it.
     """
 
     def __init_subclass__(cls, **options):
@@ -131,8 +130,7 @@ def check_fields(value: Any, hints: Mapping[str, Any], source: str) -> None:
         hints: field -> its type: str, int, list[…] or dict[str, …].
         source: its name in errors, such as the path of the file.
 
-    Raises:
-        ValueError: it is not an object, or a field is missing or of another type.
+    Raises ValueError: it is not an object, or a field is missing or of another type.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{source} must be a JSON object, got {value!r:.60}.")
@@ -183,8 +181,7 @@ def list_of(values: Any, name: str) -> list[Any]:
         values: the argument.
         name: of the argument, for errors.
 
-    Raises:
-        ValueError: it is a single text or object.
+    Raises ValueError: it is a single text or object.
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         given = short_repr(values)

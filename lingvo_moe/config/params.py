@@ -43,9 +43,8 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
         assignments: texts `dotted.path=value`, applied in order. Consecutive assignments to fields
             of one object are applied together, so rules about several fields are checked once.
 
-    Raises:
-        ValueError: malformed text, an unknown field, a value of the wrong type, or a broken rule;
-            the message begins with the assignments and names the nearest fields or the type.
+    Raises ValueError: malformed text, an unknown field, a value of the wrong type, or a broken
+    rule; the message begins with the assignments and names the nearest fields or the type.
     """
     pairs = map(_split, assignments)
     for owner, fields in itertools.groupby(pairs, key=lambda pair: pair[0].rpartition(".")[0]):
@@ -61,9 +60,8 @@ def parse_policy(base: type, text: str, flag: str) -> Any:
         text: its class with its arguments.
         flag: that holds the text, such as "--metric", for errors.
 
-    Raises:
-        ValueError: malformed text, an unknown class or field, a value of the wrong type, or a
-            broken rule; the message begins with the flag and the text.
+    Raises ValueError: malformed text, an unknown class or field, a value of the wrong type, or a
+    broken rule; the message begins with the flag and the text.
     """
     try:
         return _parse(text, base, flag.removeprefix("--"))
@@ -79,8 +77,7 @@ def evolve(params: Any, path: str, value: Any) -> Any:
         path: the field, such as "model.moe.num_experts".
         value: its new value, a policy object for instance.
 
-    Raises:
-        ValueError: there is no such field, or the value is of the wrong type or breaks a rule.
+    Raises ValueError: there is no such field, or the value is of the wrong type or breaks a rule.
     """
     try:
         return _evolve(params, path, value)
@@ -96,8 +93,7 @@ def evolve_all(params: Any, values: Mapping[str, Any]) -> Any:
         params: a frozen dataclass.
         values: field -> its new value.
 
-    Raises:
-        ValueError: as `evolve`.
+    Raises ValueError: as `evolve`.
     """
     cls = type(params)
     for name in values:
@@ -192,10 +188,7 @@ def _is_from_data(text: str, hint: Any) -> bool:
 
 def _class_named(name: str, hint: Any, given: str) -> type | None:
     """The class of a policy, by its full name or else by its short one; None if there is none.
-
-    Raises:
-        ValueError: several modules outside this package have a class of that short name.
-    """
+    Raises ValueError: several modules outside this package have a class of that short name."""
     full = {_class_name(c): c for c in classes(hint)}  # a notebook may define a class again
     short = [other for other, c in full.items() if c.__name__ == name]
     if name in full:
@@ -347,8 +340,7 @@ def from_fields(cls: type, fields: Mapping[str, str], source: str) -> Any:
         fields: path -> text; a missing field has its default.
         source: the source of the texts, for errors.
 
-    Raises:
-        ValueError: an unknown field or class, or a value of the wrong type or range.
+    Raises ValueError: an unknown field or class, or a value of the wrong type or range.
     """
     remaining = dict(fields)
     params = _from_fields(cls, "", remaining, source)
@@ -362,11 +354,8 @@ def from_fields(cls: type, fields: Mapping[str, str], source: str) -> Any:
 
 
 def check_readable(params: Any) -> None:
-    """Checks that `from_fields` can read what `to_fields` writes.
-
-    Raises:
-        ValueError: a field has a value of another kind, as a class of a plug-in may have.
-    """
+    """Checks that `from_fields` can read what `to_fields` writes. Raises ValueError: a field has
+    a value of another kind, as a class of a plug-in may have."""
     fields = to_fields(params)
     try:
         again = to_fields(from_fields(type(params), fields, "params"))

@@ -36,8 +36,7 @@ def check_found(patterns: Sequence[str], names: Collection[str], field: str) -> 
         names: the names.
         field: of the params, for the error.
 
-    Raises:
-        ValueError: a pattern matches no name.
+    Raises ValueError: a pattern matches no name.
     """
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in names):

@@ -27,9 +27,8 @@ def import_plugins(names: Iterable[str]) -> None:
             becomes the module `mine`, and `my-gates.py` becomes `my_gates`. The running script is
             left out.
 
-    Raises:
-        ValueError: there is no such module or file, another module has its name, or its import
-            fails.
+    Raises ValueError: there is no such module or file, another module has its name, or its import
+    fails.
     """
     for name in names:
         name = os.path.abspath(name) if name.endswith(".py") else name

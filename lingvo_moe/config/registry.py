@@ -19,8 +19,7 @@ def register(cls: type) -> type:
     that returns its frozen params. It replaces a class of the same module and name, such as the
     same cell of a notebook before.
 
-    Raises:
-        ValueError: a class of another module has the name.
+    Raises ValueError: a class of another module has the name.
     """
     module = module_name(cls).rpartition(".")[2]
     name = f"{module}.{cls.__name__}"
@@ -36,11 +35,8 @@ def register(cls: type) -> type:
 
 
 def find_model(name: str) -> type:
-    """The registered class of that name; imports the one module that defines it.
-
-    Raises:
-        ValueError: no such model; the message offers the nearest names.
-    """
+    """The registered class of that name; imports the one module that defines it. Raises
+    ValueError: no such model; the message offers the nearest names."""
     if name not in _registered:
         module = name.partition(".")[0]
         if module in _modules():
@@ -53,11 +49,8 @@ def find_model(name: str) -> type:
 
 
 def get_params(name: str) -> Any:
-    """The frozen params of a registered model.
-
-    Raises:
-        ValueError: no such model, or its method `params` returns something else.
-    """
+    """The frozen params of a registered model. Raises ValueError: no such model, or its method
+    `params` returns something else."""
     params = find_model(name)().params()
     if not isinstance(params, Params):
         raise ValueError(

@@ -43,8 +43,7 @@ def run_pipeline(work: Work, options: Sequence[str]) -> None:
         work: the preparation, with absolute paths; its directory exists.
         options: flags of the pipeline, such as --runner=FlinkRunner.
 
-    Raises:
-        OSError: something is wrong with the corpus or a file, or the pipeline has failed.
+    Raises OSError: something is wrong with the corpus or a file, or the pipeline has failed.
     """
     job = _Job(pickle.dumps(imported()), pickle.dumps(work))
     try:

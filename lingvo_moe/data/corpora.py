@@ -37,28 +37,20 @@ class SentencePair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CorpusPair:
-    """The files of one language pair.
+    """The files of one language pair."""
 
-    Attributes:
-        name: "de-en".
-        source, target: its languages.
-        files: split -> (source file, target file), or (TSV or TMX file,).
-        turned: the splits that are read from files of the reverse pair: the target comes first.
-    """
-
-    name: str
+    name: str  # "de-en"
+    # source, target: its languages
     source: str
     target: str
-    files: dict[str, tuple[Path, ...]]
+    files: dict[str, tuple[Path, ...]]  # split -> (source file, target file), or (TSV or TMX file,)
+    # the splits that are read from files of the reverse pair: the target comes first
     turned: frozenset[str] = frozenset()
 
     def read(self, split: str) -> Iterator[SentencePair]:
         """Reads the lines of a split, stripped, one at a time; none without files for the split.
-
-        Raises:
-            ValueError: the two files have different numbers of lines; text is not UTF-8; a TSV line
-                does not have exactly one tab; a TMX file is not valid.
-        """
+        Raises ValueError: the two files have different numbers of lines; text is not UTF-8; a
+        TSV line does not have exactly one tab; a TMX file is not valid."""
         files = self.files.get(split, ())
         if not files:
             return
@@ -101,11 +93,9 @@ def find_pairs(
         report: takes a warning for each name that is not read and does not look like data.
         needs_train: whether a corpus without training text is an error.
 
-    Raises:
-        ValueError: no train split where it is needed, no files in it, a pair with one side or with
-            two sources in a split, or a name that looks like data and is not read, such as `valid`,
-            `de-en.txt`, `zh-TW-en.tsv` or `de-en.de.bz2`.
-        OSError: a directory cannot be read.
+    Raises ValueError: no train split where it is needed, no files in it, a pair with one side or
+    with two sources in a split, or a name that looks like data and is not read, such as `valid`,
+    `de-en.txt`, `zh-TW-en.tsv` or `de-en.de.bz2`; OSError: a directory cannot be read.
     """
     _check_splits(corpus, report)
     files: dict[str, dict[str, tuple[Path, ...]]] = {}
@@ -240,10 +230,8 @@ def write_corpus(directory: Path, splits: Mapping[str, Examples]) -> None:
         directory: to be made.
         splits: split -> examples, read once, in any order of pairs.
 
-    Raises:
-        ValueError: an unknown split, a split without examples, an example that is not three
-            strings, a pair that is not SRC-TGT, or a text with a line break, which would end its
-            line.
+    Raises ValueError: an unknown split, a split without examples, an example that is not three
+    strings, a pair that is not SRC-TGT, or a text with a line break, which would end its line.
     """
     for split, examples in splits.items():
         if split not in SPLITS:

@@ -28,28 +28,21 @@ SIDES = ("source", "target")
 class PairInfo:
     """A language pair of a dataset.
 
-    Attributes:
-        name: "de-en".
-        source, target: its languages.
-        index: its position in the order of the dataset.
-        examples: split -> number of examples.
-        shards: split -> file names below the dataset's directory.
-        lengths: "train" and "dev" -> the table of the lengths of its lines; see data.lengths. It
-            has also the lines that preparation leaves out as too long.
-        length_ratio: of target to source tokens, that 99.9 % of train and dev have at most; 1.5 to
-            4, or 0 without lines.
-
-    Raises:
-        ValueError: a name that cannot be a file's.
+    Raises ValueError: a name that cannot be a file's.
     """
 
-    name: str
+    name: str  # "de-en"
+    # source, target: its languages
     source: str
     target: str
-    index: int
-    examples: dict[str, int]
-    shards: dict[str, list[str]]
+    index: int  # its position in the order of the dataset
+    examples: dict[str, int]  # split -> number of examples
+    shards: dict[str, list[str]]  # split -> file names below the dataset's directory
+    # "train" and "dev" -> the table of the lengths of its lines; see data.lengths. It has also the
+    # lines that preparation leaves out as too long.
     lengths: dict[str, list[list[int]]] = dataclasses.field(default_factory=dict)
+    # of target to source tokens, that 99.9 % of train and dev have at most; 1.5 to 4, or 0 without
+    # lines
     length_ratio: float = 0.0
 
     def __post_init__(self):
@@ -57,45 +50,30 @@ class PairInfo:
 
 
 def check_pair_name(name: str) -> None:
-    """Checks that files and directories can have the name of a language pair.
-
-    Raises:
-        ValueError: it has a slash or a control character, begins with a dot, or is too long.
-    """
+    """Checks that files and directories can have the name of a language pair. Raises ValueError:
+    it has a slash or a control character, begins with a dot, or is too long."""
     check_file_name(name, "a language pair", "de-en")
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A prepared dataset.
+    """A prepared dataset."""
 
-    Attributes:
-        directory: its directory.
-        pairs: its language pairs, in order of name.
-        tags: target language -> id of its tag in the source vocabulary.
-        hashes: "source" and "target" -> SHA-256 of the vocabulary.
-        checks: pair -> counts of the checks of preparation, by kind.
-        checksums: shard -> its checksum (see data.records); {} before `save`.
-        tags_on_both_sides: whether each side begins with the tag of its language.
-        forms: target language -> "NFC" or "NFD", the form of its text; see `surface.form_of`.
-    """
-
-    directory: Path
-    pairs: tuple[PairInfo, ...]
-    tags: dict[str, int]
-    hashes: dict[str, str]
-    checks: dict[str, dict[str, int]]
+    directory: Path  # its directory
+    pairs: tuple[PairInfo, ...]  # its language pairs, in order of name
+    tags: dict[str, int]  # target language -> id of its tag in the source vocabulary
+    hashes: dict[str, str]  # "source" and "target" -> SHA-256 of the vocabulary
+    checks: dict[str, dict[str, int]]  # pair -> counts of the checks of preparation, by kind
+    # shard -> its checksum (see data.records); {} before `save`
     checksums: dict[str, str] = dataclasses.field(default_factory=dict)
-    tags_on_both_sides: bool = False
+    tags_on_both_sides: bool = False  # whether each side begins with the tag of its language
+    # target language -> "NFC" or "NFD", the form of its text; see `surface.form_of`
     forms: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def load(directory: Path) -> "Dataset":
-        """Reads a dataset's description.
-
-        Raises:
-            ValueError: the file is missing, has another format, or contradicts itself.
-        """
+        """Reads a dataset's description. Raises ValueError: the file is missing, has another
+        format, or contradicts itself."""
         path = directory / FILE
         try:
             fields = read_json(path)
@@ -174,11 +152,8 @@ class Dataset:
         return {pair.target: pair.length_ratio for pair in pairs if pair.length_ratio}
 
     def pair(self, name: str) -> PairInfo:
-        """The pair of that name.
-
-        Raises:
-            ValueError: there is none; the message lists the most similar names.
-        """
+        """The pair of that name. Raises ValueError: there is none; the message lists the most
+        similar names."""
         names = [pair.name for pair in self.pairs]
         if name not in names:
             near = difflib.get_close_matches(name, names, n=3, cutoff=0.3)
@@ -187,20 +162,13 @@ class Dataset:
         return self.pairs[names.index(name)]
 
     def examples(self, split: str, name: str) -> list[Example]:
-        """All examples of a pair's split.
-
-        Raises:
-            OSError: a shard is missing or damaged.
-        """
+        """All examples of a pair's split. Raises OSError: a shard is missing or damaged."""
         shards = self.pair(name).shards.get(split, [])
         return [example for shard in shards for example in self.read_shard(shard)]
 
     def first_examples(self, split: str, name: str, count: int) -> Iterator[Example]:
         """The first examples of a pair's split, at most `count`, one by one; reads only these.
-
-        Raises:
-            OSError: a shard is missing or damaged.
-        """
+        Raises OSError: a shard is missing or damaged."""
         shards = self.pair(name).shards.get(split, [])
         examples = itertools.chain.from_iterable(map(self.read_shard, shards))
         return itertools.islice(examples, count)
@@ -211,8 +179,7 @@ class Dataset:
         Args:
             shard: its path below the directory.
 
-        Raises:
-            OSError: as `records`, or a record is damaged.
+        Raises OSError: as `records`, or a record is damaged.
         """
         yield from self.records(shard)
 
@@ -237,11 +204,7 @@ class Dataset:
         return records
 
     def example(self, split: str, pair: PairInfo, index: int) -> Example:
-        """One example of a split.
-
-        Raises:
-            OSError: as `records`.
-        """
+        """One example of a split. Raises OSError: as `records`."""
         total, shards = pair.examples[split], pair.shards[split]
         shard, number = place_of(index, total, len(shards))
         return self.records(shards[shard])[number]

@@ -42,8 +42,7 @@ def extend_vocabulary(
     Returns:
         The extended vocabulary; `old` itself if there is nothing to add.
 
-    Raises:
-        ValueError: the characters alone need more pieces.
+    Raises ValueError: the characters alone need more pieces.
     """
     model = ModelFile.FromString(old.model_bytes)
     size = len(model.pieces)
@@ -120,8 +119,7 @@ def find_parents(
         For each id of `new` ids of `old`: of the same piece; for a new piece, of the pieces that
         its text was split into; for a new tag, of its relative's tag, or of all tags.
 
-    Raises:
-        ValueError: a relative has no tag in `old`.
+    Raises ValueError: a relative has no tag in `old`.
     """
     ids = {piece: i for i, piece in enumerate(old.pieces(range(old.size)))}
     tags = {tag_piece(language): language for language in new.tags}

@@ -38,23 +38,14 @@ class Corpus(Params):
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """The training examples of one pair in one corpus.
+    """The training examples of one pair in one corpus."""
 
-    Attributes:
-        corpus: the name of the corpus.
-        dataset: the dataset of the corpus.
-        pair: the pair in that dataset.
-        index: the index of the pair in the main dataset.
-        number: the number of the corpus; 0 is the main dataset.
-        tag: ids before its sources, after the language's tag; () for none.
-    """
-
-    corpus: str
-    dataset: Dataset
-    pair: PairInfo
-    index: int
-    number: int = 0
-    tag: tuple[int, ...] = ()
+    corpus: str  # the name of the corpus
+    dataset: Dataset  # the dataset of the corpus
+    pair: PairInfo  # the pair in that dataset
+    index: int  # the index of the pair in the main dataset
+    number: int = 0  # the number of the corpus; 0 is the main dataset
+    tag: tuple[int, ...] = ()  # ids before its sources, after the language's tag; () for none
 
     @property
     def size(self) -> int:
@@ -106,15 +97,10 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """The streams to draw from, and their probabilities.
+    """The streams to draw from, and their probabilities."""
 
-    Attributes:
-        streams: P streams, those of the main dataset first.
-        probabilities: float64 [P], all above 0.
-    """
-
-    streams: tuple[Stream, ...]
-    probabilities: np.ndarray
+    streams: tuple[Stream, ...]  # P streams, those of the main dataset first
+    probabilities: np.ndarray  # float64 [P], all above 0
 
     @staticmethod
     def of(
@@ -131,9 +117,8 @@ class Mixture:
             corpora: further corpora.
             pairs, temperature, pair_factors: as in InputParams.
 
-        Raises:
-            ValueError: a corpus does not fit the dataset; a pair is unknown or has no examples; or
-                no pair has a probability above 0.
+        Raises ValueError: a corpus does not fit the dataset; a pair is unknown or has no examples;
+        or no pair has a probability above 0.
         """
         streams = [*_streams(dataset), *_further(dataset, corpora)]
         _check_pairs(streams, dataset, corpora, pairs)

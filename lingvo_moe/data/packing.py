@@ -12,14 +12,10 @@ from lingvo_moe.system.batching import batches, rounded_up
 
 
 class Shape(NamedTuple):
-    """The shape of a batch.
+    """The shape of a batch."""
 
-    Attributes:
-        rows: B.
-        source_length, target_length: L and T, tokens.
-    """
-
-    rows: int
+    rows: int  # B
+    # source_length, target_length: L and T, tokens
     source_length: int
     target_length: int
 
@@ -58,17 +54,11 @@ def pack(examples: Iterable[tuple[Example, int]], shape: Shape) -> Iterator[Nest
 
 
 class Waiting(NamedTuple):
-    """An example that waits for a place.
+    """An example that waits for a place."""
 
-    Attributes:
-        example: the sentence pair.
-        pair_index: of its language pair.
-        origin: two numbers by which the caller finds the example again.
-    """
-
-    example: Example
-    pair_index: int
-    origin: tuple[int, int]
+    example: Example  # the sentence pair
+    pair_index: int  # of its language pair
+    origin: tuple[int, int]  # two numbers by which the caller finds the example again
 
 
 class Pool:

@@ -90,14 +90,10 @@ class InputParams(Params):
 
 
 class Part(NamedTuple):
-    """The part of every batch that a process packs: some of its V virtual shards.
+    """The part of every batch that a process packs: some of its V virtual shards."""
 
-    Attributes:
-        packed: bool [V], the virtual shards that the process's devices read.
-        saved: bool [V], the virtual shards whose state this process saves; no other process does.
-    """
-
-    packed: np.ndarray
+    packed: np.ndarray  # bool [V], the virtual shards that the process's devices read
+    # bool [V], the virtual shards whose state this process saves; no other process does
     saved: np.ndarray
 
     @staticmethod
@@ -158,8 +154,7 @@ class TrainInput:
             seed: seed of all random choices.
             part: the virtual shards that this process packs; None for all.
 
-        Raises:
-            ValueError: as `Mixture.of`.
+        Raises ValueError: as `Mixture.of`.
         """
         shards = params.num_virtual_shards
         self.dataset, self.params, self.seed = dataset, params, seed
@@ -182,9 +177,8 @@ class TrainInput:
     def next_batch(self) -> NestedMap:
         """The next batch; see `packing.batch_of`. Rows that this process does not pack are 0.
 
-        Raises:
-            ValueError: more than MOST_SKIPPED examples in succession do not fit a row.
-            OSError: a shard of the dataset is missing or damaged.
+        Raises ValueError: more than MOST_SKIPPED examples in succession do not fit a row; OSError:
+        a shard of the dataset is missing or damaged.
         """
         rows = [row for shard in self._shards.values() for row in shard.next_rows()]
         self._batches += 1
@@ -205,11 +199,8 @@ class TrainInput:
         return {"batches": np.asarray(self._batches, np.int64), **self.part.state(shards)}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from the state of all virtual shards.
-
-        Raises:
-            ValueError: the state has other pairs or virtual shards.
-        """
+        """Continues from the state of all virtual shards. Raises ValueError: the state has other
+        pairs or virtual shards."""
         shape = np.shape(state["counters"])
         ours = len(self.part.packed), len(self.mixture.streams)
         if shape != ours:

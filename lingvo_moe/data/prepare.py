@@ -62,9 +62,8 @@ def prepare_synthetic(
         raw: the corpus.
         **options: further arguments of `prepare`.
 
-    Raises:
-        ValueError: output exists, or OUTPUT_raw holds something other than a synthetic corpus; or
-            as `prepare`.
+    Raises ValueError: output exists, or OUTPUT_raw holds something other than a synthetic corpus;
+    or as `prepare`.
     """
     check_tags(params)
     check_output(output, MAKER, overwrite)
@@ -101,11 +100,10 @@ def prepare(
         overwrite: whether to replace an earlier dataset, and the pieces of another call.
         report: takes lines of progress and warnings.
 
-    Raises:
-        ValueError: something is wrong with the corpus, or output exists, or OUTPUT.parts belongs to
-            another call; or tags_on_both_sides is set and the sides have vocabularies of their own.
-        OSError: something cannot be read or written, or the pipeline has failed.
-        ImportError: `beam` is given, but apache-beam is not installed.
+    Raises ValueError: something is wrong with the corpus, or output exists, or OUTPUT.parts belongs
+    to another call; or tags_on_both_sides is set and the sides have vocabularies of their own;
+    OSError: something cannot be read or written, or the pipeline has failed; ImportError: `beam` is
+    given, but apache-beam is not installed.
     """
     if processes is None:
         processes = 1 if beam is not None else len(os.sched_getaffinity(0))
@@ -250,9 +248,7 @@ def _check_examples(work):
         )
 
 
-def _assemble(
-    work: Work, output: Path, overwrite: bool, report: Callable[[str], None]
-) -> Dataset:
+def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str], None]) -> Dataset:
     """Makes the dataset of the finished pieces."""
     source, target = work.vocabularies
     tags = {language: source.tag(language) for language in work.tagged}

@@ -44,15 +44,10 @@ def split_into_blocks(lines: Iterable[SentencePair]) -> Iterator[list[SentencePa
 
 
 class Block(NamedTuple):
-    """A block of texts on disk.
+    """A block of texts on disk."""
 
-    Attributes:
-        lines: number of texts.
-        read: reads the texts.
-    """
-
-    lines: int
-    read: Callable[[], list[str]]
+    lines: int  # number of texts
+    read: Callable[[], list[str]]  # reads the texts
 
 
 class Texts(Sequence):
@@ -131,35 +126,23 @@ STAGES = ("text", "held_out", "checks", "keys", "repeats", "models", "ids", "sha
 
 
 class Piece(NamedTuple):
-    """A part of a stage.
+    """A part of a stage."""
 
-    Attributes:
-        path: the file that appears when it is finished.
-        make: makes it; takes a function to call with numbers of finished lines.
-        lines: number of lines, for progress; 0 if `make` counts them.
-    """
-
-    path: Path
+    path: Path  # the file that appears when it is finished
+    # makes it; takes a function to call with numbers of finished lines
     make: Callable[[Callable[[int], None]], None]
-    lines: int = 0
+    lines: int = 0  # number of lines, for progress; 0 if `make` counts them
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One preparation of a dataset.
+    """One preparation of a dataset."""
 
-    Attributes:
-        directory: the directory of the pieces.
-        pairs: the pairs of the dataset, in order.
-        params: the params.
-        memory: bytes for sorting in each process.
-        digests: file of the corpus -> its `digest_of` before any work.
-    """
-
-    directory: Path
-    pairs: tuple[CorpusPair, ...]
-    params: PrepareParams
-    memory: int
+    directory: Path  # the directory of the pieces
+    pairs: tuple[CorpusPair, ...]  # the pairs of the dataset, in order
+    params: PrepareParams  # the params
+    memory: int  # bytes for sorting in each process
+    # file of the corpus -> its `digest_of` before any work
     digests: Mapping[Path, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -580,11 +563,8 @@ class PairWork:
 
 
 def extended_dataset(params: PrepareParams) -> Dataset | None:
-    """The dataset that is extended; None if nothing is extended, or a model.
-
-    Raises:
-        ValueError: as `Dataset.load`.
-    """
+    """The dataset that is extended; None if nothing is extended, or a model. Raises ValueError:
+    as `Dataset.load`."""
     directory = Path(params.extend)
     return Dataset.load(directory) if params.extend and (directory / FILE).exists() else None
 

@@ -70,8 +70,7 @@ class PrepareParams(Params):
         shard_size: largest number of examples in a file of records.
         seed: of sampling for the vocabularies.
 
-    Raises:
-        ValueError: a value is out of range.
+    Raises ValueError: a value is out of range.
     """
 
     source_vocab_size: _Size | FromData = 16_000

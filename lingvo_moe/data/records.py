@@ -28,26 +28,18 @@ _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 class Example(NamedTuple):
-    """One sentence pair.
+    """One sentence pair."""
 
-    Attributes:
-        source: int32 ids: a language tag (see data.language_tags), the tokens, EOS.
-        target: int32 ids: the tokens, EOS; with tags on both sides, a tag first.
-        source_text, target_text: the sentences; "" in train.
-    """
-
-    source: np.ndarray
-    target: np.ndarray
+    source: np.ndarray  # int32 ids: a language tag (see data.language_tags), the tokens, EOS
+    target: np.ndarray  # int32 ids: the tokens, EOS; with tags on both sides, a tag first
+    # source_text, target_text: the sentences; "" in train
     source_text: str = ""
     target_text: str = ""
 
 
 def write_records(path: Path, examples: Iterable[Example]) -> int:
-    """Writes a file of examples, one at a time; returns their number.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes a file of examples, one at a time; returns their number. Raises OSError: the file
+    cannot be written."""
     index, largest = bytearray(), [0, 0]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,11 +77,7 @@ class Records:
     """
 
     def __init__(self, path: Path):
-        """Opens a file.
-
-        Raises:
-            OSError: it is missing, truncated, or not a file of records.
-        """
+        """Opens a file. Raises OSError: it is missing, truncated, or not a file of records."""
         self.path = path
         try:
             self._file = path.open("rb", buffering=0)
@@ -114,9 +102,7 @@ class Records:
     def __getitem__(self, number: int) -> Example:
         """The example with this number, from 0.
 
-        Raises:
-            IndexError: there is no such example.
-            OSError: the record is damaged.
+        Raises IndexError: there is no such example; OSError: the record is damaged.
         """
         if not 0 <= number < self._count:
             raise IndexError(number)

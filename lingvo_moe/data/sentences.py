@@ -55,19 +55,12 @@ _NO_SPACE_AFTER = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff9f][”’]?
 
 
 class Part(NamedTuple):
-    """What is translated as a whole.
+    """What is translated as a whole."""
 
-    Attributes:
-        text: the text as it is read.
-        size: number of tokens.
-        after: the white space between it and the next part.
-        given: the text before `as_read`, which may be in capitals.
-    """
-
-    text: str
-    size: int
-    after: str = ""
-    given: str = ""
+    text: str  # the text as it is read
+    size: int  # number of tokens
+    after: str = ""  # the white space between it and the next part
+    given: str = ""  # the text before `as_read`, which may be in capitals
 
 
 def sentence_language(given: str | None, to: str, pairs: Sequence[str]) -> str:

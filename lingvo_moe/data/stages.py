@@ -43,14 +43,10 @@ VOCABULARIES = "training vocabularies"
 
 
 class PreparationStage(NamedTuple):
-    """A stage.
+    """A stage."""
 
-    Attributes:
-        name: for progress.
-        parts: each lists some of the pieces; the stages before must be finished.
-    """
-
-    name: str
+    name: str  # for progress
+    # each lists some of the pieces; the stages before must be finished
     parts: Sequence[Callable[[], Iterable[Piece]]]
 
     def pieces(self) -> Iterator[Piece]:
@@ -110,11 +106,8 @@ def _models(work: Work) -> list[Piece]:
 
 
 def check_tags(params: PrepareParams) -> None:
-    """Checks that both vocabularies have the tags that `tags_on_both_sides` writes.
-
-    Raises:
-        ValueError: there are two vocabularies; the target's has no tags.
-    """
+    """Checks that both vocabularies have the tags that `tags_on_both_sides` writes. Raises
+    ValueError: there are two vocabularies; the target's has no tags."""
     if params.tags_on_both_sides and _separate(params):
         cure = (
             f"{params.extend} has two. Extend a model or a dataset that has one for both sides."

@@ -44,8 +44,7 @@ class SyntheticCorpus(Params):
             but without training text.
         seed: of the sentences; the languages are the same for every seed.
 
-    Raises:
-        ValueError: if a language is unknown, given twice or none is given, or a size is wrong.
+    Raises ValueError: if a language is unknown, given twice or none is given, or a size is wrong.
     """
 
     languages: tuple[str, ...] = tuple(language.code for language in LANGUAGES)
@@ -101,8 +100,7 @@ class SyntheticCorpus(Params):
             directory: appears when it is complete.
             overwrite: replace an earlier synthetic corpus.
 
-        Raises:
-            ValueError: the directory holds other files, or a corpus and `overwrite` is False.
+        Raises ValueError: the directory holds other files, or a corpus and `overwrite` is False.
         """
         with new_directory(Path(directory), MAKER, overwrite) as partial:
             for split in SPLITS:

@@ -45,25 +45,17 @@ def _table(text: str) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
-    """A proto-language: its sounds, its markers and its rules for borrowed names.
+    """A proto-language: its sounds, its markers and its rules for borrowed names."""
 
-    Attributes:
-        name: English name.
-        sounds: letters (space-separated) for each symbol of a shape; `-` is no sound.
-        content_shapes: shapes of nouns, verbs, adjectives and the like.
-        function_shapes: shapes of adpositions, pronouns and conjunctions.
-        markers: template of each marker.
-        borrowing: ordered (pattern, replacement) that adapt a foreign name to the sounds.
-        postpositions: whether an adposition follows its noun phrase.
-    """
-
-    name: str
+    name: str  # English name
+    # letters (space-separated) for each symbol of a shape; `-` is no sound
     sounds: Mapping[str, str]
-    content_shapes: tuple[str, ...]
-    function_shapes: tuple[str, ...]
-    markers: Mapping[str, str]
+    content_shapes: tuple[str, ...]  # shapes of nouns, verbs, adjectives and the like
+    function_shapes: tuple[str, ...]  # shapes of adpositions, pronouns and conjunctions
+    markers: Mapping[str, str]  # template of each marker
+    # ordered (pattern, replacement) that adapt a foreign name to the sounds
     borrowing: tuple[tuple[str, str], ...]
-    postpositions: bool = False
+    postpositions: bool = False  # whether an adposition follows its noun phrase
 
 
 NORVIC = Family(
@@ -101,26 +93,16 @@ TESHIC = Family(
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticLanguage:
-    """A daughter language.
+    """A daughter language."""
 
-    Attributes:
-        code: three letters, see the module.
-        name: English name.
-        clause_order: order of Subject, Verb, Object or predicate, X adpositional phrase and
-            Adverb.
-        phrase_order: order of Determiner, nuMeral, Adjective, Noun and Relative clause.
-        family: its family.
-        laws: ordered sound laws, each (pattern, replacement) of `re.sub`.
-        markers: templates that replace those of the family.
-    """
-
-    code: str
-    name: str
+    code: str  # three letters, see the module
+    name: str  # English name
+    # order of Subject, Verb, Object or predicate, X adpositional phrase and Adverb
     clause_order: str
-    phrase_order: str
-    family: Family
-    laws: tuple[tuple[str, str], ...]
-    markers: Mapping[str, str]
+    phrase_order: str  # order of Determiner, nuMeral, Adjective, Noun and Relative clause
+    family: Family  # its family
+    laws: tuple[tuple[str, str], ...]  # ordered sound laws, each (pattern, replacement) of `re.sub`
+    markers: Mapping[str, str]  # templates that replace those of the family
 
     def template(self, marker: str) -> str:
         """Template of a marker, `~` where the language does not mark it."""
@@ -165,11 +147,7 @@ _BY_CODE = {language.code: language for language in LANGUAGES}
 
 
 def get_language(code: str) -> SyntheticLanguage:
-    """The language of a code.
-
-    Raises:
-        ValueError: if no language has this code.
-    """
+    """The language of a code. Raises ValueError: if no language has this code."""
     if code not in _BY_CODE:
         raise ValueError(f"Unknown synthetic language {code!r}. Use one of {', '.join(_BY_CODE)}.")
     return _BY_CODE[code]

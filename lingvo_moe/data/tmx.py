@@ -22,10 +22,8 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     both source and target. Line ends in a segment become spaces, and so does markup that stands
     alone (`<ph>`, `<it>`, `<ut>`) between two words.
 
-    Raises:
-        ValueError: the file is not well-formed XML, has an entity that it does not define, has no
-            unit with both languages, or is compressed and damaged.
-        OSError: the file cannot be read.
+    Raises ValueError: the file is not well-formed XML, has an entity that it does not define, has
+    no unit with both languages, or is compressed and damaged; OSError: the file cannot be read.
     """
     languages = _code(source), _code(target)
     seen: dict[str, bool] = {}  # language -> whether a <tuv> of it has no <seg>

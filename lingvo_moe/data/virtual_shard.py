@@ -26,19 +26,12 @@ _DRAWS, _ORDER, _CHANGE = range(3)  # part of the seed: each use has other rando
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Reads the examples of P streams, each shuffled again in every epoch.
+    """Reads the examples of P streams, each shuffled again in every epoch."""
 
-    Attributes:
-        streams: P streams.
-        seed: seed of the order and of changes.
-        row: the shape of rows; an example that a change makes too long is not changed.
-        modifiers: change some of the examples, in this order.
-    """
-
-    streams: Sequence[Stream]
-    seed: int
-    row: Shape
-    modifiers: Sequence[Modifier] = ()
+    streams: Sequence[Stream]  # P streams
+    seed: int  # seed of the order and of changes
+    row: Shape  # the shape of rows; an example that a change makes too long is not changed
+    modifiers: Sequence[Modifier] = ()  # change some of the examples, in this order
 
     def read(self, streams: np.ndarray, positions: np.ndarray) -> list[Waiting]:
         """The examples at positions of streams; positions count through all epochs.
@@ -47,8 +40,7 @@ class Reader:
             streams: int64 [N], indices of streams.
             positions: int64 [N]; epoch e of n examples has the positions e·n to e·n + n - 1.
 
-        Raises:
-            OSError: as `Dataset.example`.
+        Raises OSError: as `Dataset.example`.
         """
         sizes, names = self._sizes_and_names
         epochs, offsets = np.divmod(positions, sizes[streams])
@@ -114,11 +106,8 @@ class VirtualShard:
         self.skipped, self._skipped_in_a_row = 0, 0
 
     def next_rows(self) -> list[Row]:
-        """The shard's rows of the next batch.
-
-        Raises:
-            ValueError: more than MOST_SKIPPED examples in succession do not fit a row.
-        """
+        """The shard's rows of the next batch. Raises ValueError: more than MOST_SKIPPED examples
+        in succession do not fit a row."""
         return self._pool.fill(self._shape.rows)
 
     def state(self) -> dict[str, np.ndarray]:

@@ -41,12 +41,9 @@ def trained_part(sentence: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A SentencePiece model. Ids 0 to 3 are PAD, BOS, EOS, UNK.
+    """A SentencePiece model. Ids 0 to 3 are PAD, BOS, EOS, UNK."""
 
-    Attributes:
-        model_bytes: the serialised model, the same that tensorflow-text takes.
-    """
-
+    # the serialised model, the same that tensorflow-text takes
     model_bytes: bytes = dataclasses.field(repr=False)
 
     @functools.cached_property
@@ -176,11 +173,7 @@ class Vocabulary:
         return tuple(i for content, ids in contents if content.isspace() for i in ids)
 
     def tag(self, language: str) -> int:
-        """The id of a target language's tag.
-
-        Raises:
-            ValueError: the vocabulary has no such tag.
-        """
+        """The id of a target language's tag. Raises ValueError: the vocabulary has no such tag."""
         if language not in self.tags:
             raise ValueError(
                 f"The vocabulary has no tag {tag_piece(language)}, only those of "
@@ -200,9 +193,8 @@ class Vocabulary:
             path: the file.
             sha256: the required `sha256`; None for any.
 
-        Raises:
-            ValueError: the file is missing, is no SentencePiece model, is empty, or has another
-                SHA-256.
+        Raises ValueError: the file is missing, is no SentencePiece model, is empty, or has another
+        SHA-256.
         """
         try:
             vocabulary = Vocabulary(path.read_bytes())
@@ -254,8 +246,7 @@ def train_vocabulary(
         seed: of the sampling.
         size_name: what errors call the size, such as "source_vocab_size".
 
-    Raises:
-        ValueError: the size is too small for the characters.
+    Raises ValueError: the size is too small for the characters.
     """
     rng = np.random.default_rng(seed)
     sampled = map(trained_part, _sample(texts, temperature, max_sentences, rng))

@@ -11,17 +11,11 @@ _CHUNK = LOGITS_MULTIPLE
 
 
 class Choices(NamedTuple):
-    """The best tokens after each hypothesis, best first.
+    """The best tokens after each hypothesis, best first."""
 
-    Attributes:
-        ids: int32 [B, K, C].
-        logits: float32 [B, K, C], the logits of ids.
-        log_total: float32 [B, K], log Σ exp of all logits.
-    """
-
-    ids: tf.Tensor
-    logits: tf.Tensor
-    log_total: tf.Tensor
+    ids: tf.Tensor  # int32 [B, K, C]
+    logits: tf.Tensor  # float32 [B, K, C], the logits of ids
+    log_total: tf.Tensor  # float32 [B, K], log Σ exp of all logits
 
 
 def best_choices(logits: tf.Tensor, count: int | tf.Tensor, max_count: int) -> Choices:

@@ -53,17 +53,12 @@ class Constraints(NamedTuple):
 
     In an exported graph, which serves all requests, each option is a tensor. For a request without
     the option its value is 0 or has no elements.
-
-    Attributes:
-        no_repeat_ngram: n, an int or int32 []; 0 allows all repetitions.
-        prefix: int32 [P], the first tokens; () for none.
-        forbidden: int32 [E, 3], edges of `join_lattices`; () for none.
-        after_tag: whether the first token is the tag of the language, and the text begins after it.
     """
 
-    no_repeat_ngram: int | tf.Tensor
-    prefix: tf.Tensor | tuple[int, ...]
-    forbidden: tf.Tensor | tuple[Edge, ...]
+    no_repeat_ngram: int | tf.Tensor  # n, an int or int32 []; 0 allows all repetitions
+    prefix: tf.Tensor | tuple[int, ...]  # int32 [P], the first tokens; () for none
+    forbidden: tf.Tensor | tuple[Edge, ...]  # int32 [E, 3], edges of `join_lattices`; () for none
+    # whether the first token is the tag of the language, and the text begins after it
     after_tag: bool = False
 
     @property

@@ -9,16 +9,12 @@ FITTED = ("length_penalty", "length_ratio")
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The values of params of a search that are FROM_DATA.
+    """The values of params of a search that are FROM_DATA."""
 
-    Attributes:
-        penalty: length_penalty of languages without their own.
-        penalties: target language -> its own length_penalty.
-        ratios: target language -> length_ratio.
-    """
-
-    penalty: float = 1.0
+    penalty: float = 1.0  # length_penalty of languages without their own
+    # target language -> its own length_penalty
     penalties: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # target language -> length_ratio
     ratios: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def numbers(self, language: str | None = None) -> dict[str, Any]:

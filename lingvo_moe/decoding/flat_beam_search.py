@@ -34,21 +34,13 @@ StepFn = Callable[
 
 
 class BeamOutput(NamedTuple):
-    """The N best of each sentence, best first.
+    """The N best of each sentence, best first."""
 
-    Attributes:
-        ids: int32 [B, N, T], with EOS, then PAD.
-        lengths: int32 [B, N], with EOS; 0 if fewer than N were found.
-        scores: float32 [B, N], log P / length penalty; -inf if fewer than N were found.
-        log_probs: float32 [B, N, T], of each token; None if not requested.
-        sources: int32 [B, N, T], the index of each token's aligned source token; None if not
-            requested.
-    """
-
-    ids: tf.Tensor
-    lengths: tf.Tensor
-    scores: tf.Tensor
-    log_probs: tf.Tensor | None = None
+    ids: tf.Tensor  # int32 [B, N, T], with EOS, then PAD
+    lengths: tf.Tensor  # int32 [B, N], with EOS; 0 if fewer than N were found
+    scores: tf.Tensor  # float32 [B, N], log P / length penalty; -inf if fewer than N were found
+    log_probs: tf.Tensor | None = None  # float32 [B, N, T], of each token; None if not requested
+    # int32 [B, N, T], the index of each token's aligned source token; None if not requested
     sources: tf.Tensor | None = None
 
 
@@ -109,8 +101,7 @@ def beam_search(
         first: int32 [B], a given token that precedes each translation; it counts in the length and
             has probability 1. None for none.
 
-    Raises:
-        ValueError: options of the request that are not supported together with `first`.
+    Raises ValueError: options of the request that are not supported together with `first`.
     """
     params = request.params
     if first is not None:
@@ -304,29 +295,19 @@ def _advance(step_fn, step, rows, request):
 
 
 class _Scored(NamedTuple):
-    """The result of a step.
+    """The result of a step."""
 
-    Attributes:
-        logits: float32 [B, K, V].
-        allowed: the same, -inf for tokens that are not allowed.
-        may_end: bool [B, K], whether EOS is allowed.
-    """
-
-    logits: tf.Tensor
-    allowed: tf.Tensor
-    may_end: tf.Tensor
+    logits: tf.Tensor  # float32 [B, K, V]
+    allowed: tf.Tensor  # the same, -inf for tokens that are not allowed
+    may_end: tf.Tensor  # bool [B, K], whether EOS is allowed
 
 
 class _Continuations(NamedTuple):
-    """How hypotheses continue, [B, K] each.
+    """How hypotheses continue, [B, K] each."""
 
-    Attributes:
-        ended: log P of each hypothesis followed by EOS.
-        parent, token, log_probs: of the K new hypotheses, which hypothesis each continues, by which
-            token, and its log P.
-    """
-
-    ended: tf.Tensor
+    ended: tf.Tensor  # log P of each hypothesis followed by EOS
+    # parent, token, log_probs: of the K new hypotheses, which hypothesis each continues, by which
+    # token, and its log P
     parent: tf.Tensor
     token: tf.Tensor
     log_probs: tf.Tensor

@@ -92,8 +92,7 @@ class BeamSearchParams(Params):
         rules: rules of another search; None for those of flat beam search. Not with constraints,
             `tokens`, sampling or shortlist.
 
-    Raises:
-        ValueError: a value breaks a rule, or params cannot be combined.
+    Raises ValueError: a value breaks a rule, or params cannot be combined.
     """
 
     beam_size: Annotated[int, _in_range("beam_size")] = 4
@@ -177,8 +176,7 @@ class BeamSearchParams(Params):
                 may be a list, and `sampling` some fields of a Sampling by name; the others keep
                 their values.
 
-        Raises:
-            ValueError: there is no such field, or a value is of the wrong type or breaks a rule.
+        Raises ValueError: there is no such field, or a value is of the wrong type or breaks a rule.
         """
 
         values = dict(options)

@@ -43,28 +43,20 @@ _OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "batch_tokens")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The params of a search, with their texts as ids.
+    """The params of a search, with their texts as ids."""
 
-    Attributes:
-        params: of the search; their texts are not used.
-        prefix: ids that every translation begins with.
-        forbidden: edges of `constraints.join_lattices`.
-        shortlist: which tokens translations may have; None for all.
-        sampling: whether params.sampling applies, if it is set; a tensor bool [] in an exported
-            graph, which serves all requests.
-        after_tag: whether translations begin after the tag of their language, which is given.
-        spaces: ids of pieces that are only spaces; a translation has others too.
-        penalties: length penalties to compare: translation n is the best one by penalty n, and
-            length_penalty and n_best have no effect. () for those of params.
-    """
-
-    params: BeamSearchParams = BeamSearchParams()
-    prefix: tuple[int, ...] = ()
-    forbidden: tuple[Edge, ...] = ()
-    shortlist: Shortlist | None = None
+    params: BeamSearchParams = BeamSearchParams()  # of the search; their texts are not used
+    prefix: tuple[int, ...] = ()  # ids that every translation begins with
+    forbidden: tuple[Edge, ...] = ()  # edges of `constraints.join_lattices`
+    shortlist: Shortlist | None = None  # which tokens translations may have; None for all
+    # whether params.sampling applies, if it is set; a tensor bool [] in an exported graph, which
+    # serves all requests
     sampling: bool | tf.Tensor = True
+    # whether translations begin after the tag of their language, which is given
     after_tag: bool = False
-    spaces: tuple[int, ...] = ()
+    spaces: tuple[int, ...] = ()  # ids of pieces that are only spaces; a translation has others too
+    # length penalties to compare: translation n is the best one by penalty n, and length_penalty
+    # and n_best have no effect. () for those of params.
     penalties: tuple[float, ...] = ()
 
     @property
@@ -88,11 +80,8 @@ class Request:
         return self.params.cache.sharing(self.params.beam_size)
 
     def check_after_tag(self) -> None:
-        """Checks the request for a model whose translations begin with the tag of their language.
-
-        Raises:
-            ValueError: it has an option that is not supported there.
-        """
+        """Checks the request for a model whose translations begin with the tag of their
+        language. Raises ValueError: it has an option that is not supported there."""
         if self.shortlist or given(self.prefix):
             raise ValueError(
                 "decoding.target_prefix and decoding.shortlist are not supported where "
@@ -207,8 +196,7 @@ def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
     Args:
         options: name -> value: the numbers of `numbers_of` as NumPy scalars, and texts as bytes.
 
-    Raises:
-        ValueError: a value breaks a rule.
+    Raises ValueError: a value breaks a rule.
     """
     kinds = _SEARCH_NUMBERS | _OF_SAMPLING
     # float(str(x)): the float32 0.6 becomes 0.6 and not 0.6000000238.

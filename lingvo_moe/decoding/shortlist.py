@@ -18,17 +18,12 @@ _LEAST = MAX_BEAM + UNK + 1  # tokens among which a search can always choose
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shortlist:
-    """The target tokens that a translation may have, by the pieces and the tag of its source.
+    """The target tokens that a translation may have, by the pieces and the tag of its source."""
 
-    Attributes:
-        by_piece: int32 [V source, C], the candidates of each source piece, then PAD. PAD has none.
-        by_language: int32 [T, F], those of each target language, then PAD.
-        tags: int32 [T], the languages' tags.
-    """
-
+    # int32 [V source, C], the candidates of each source piece, then PAD. PAD has none.
     by_piece: np.ndarray
-    by_language: np.ndarray
-    tags: np.ndarray
+    by_language: np.ndarray  # int32 [T, F], those of each target language, then PAD
+    tags: np.ndarray  # int32 [T], the languages' tags
 
     def select(
         self, source_ids: tf.Tensor, size: int, always: tf.Tensor | Sequence[int]

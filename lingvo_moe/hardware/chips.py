@@ -12,43 +12,29 @@ GB, US = 1e9, 1e-6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """The share of its peak that each resource reaches; one set for all models.
+    """The share of its peak that each resource reaches; one set for all models."""
 
-    Attributes:
-        matmul: share of the peak FLOP/s, in parts of a step that are limited by compute.
-        memory: share of the memory's bandwidth, in parts that are limited by memory.
-        network: share of the links' bandwidth, without overlap of communication and compute.
-    """
-
-    matmul: float = 0.7
-    memory: float = 0.4
+    matmul: float = 0.7  # share of the peak FLOP/s, in parts of a step that are limited by compute
+    memory: float = 0.4  # share of the memory's bandwidth, in parts that are limited by memory
+    # share of the links' bandwidth, without overlap of communication and compute
     network: float = 0.15
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One kind of device.
+    """One kind of device."""
 
-    Attributes:
-        description: what one device is.
-        matmul: activation dtype -> peak FLOP/s of matrix products.
-        memory: bytes.
-        bandwidth: bytes/s of the memory.
-        interconnect: the links between devices.
-        wire_bytes: activation dtype -> bytes of an element in AllToAlls between matrix products.
-            TPU compilers send bfloat16, because the matrix unit rounds its operands to it.
-        efficiency: the share of these peaks that programs reach.
-    """
-
-    description: str
-    matmul: dict[str, float]
-    memory: float
-    bandwidth: float
-    interconnect: Interconnect
+    description: str  # what one device is
+    matmul: dict[str, float]  # activation dtype -> peak FLOP/s of matrix products
+    memory: float  # bytes
+    bandwidth: float  # bytes/s of the memory
+    interconnect: Interconnect  # the links between devices
+    # activation dtype -> bytes of an element in AllToAlls between matrix products. TPU compilers
+    # send bfloat16, because the matrix unit rounds its operands to it.
     wire_bytes: dict[str, int] = dataclasses.field(
         default_factory=lambda: {"float32": 4, "bfloat16": 2}
     )
-    efficiency: Efficiency = Efficiency()
+    efficiency: Efficiency = Efficiency()  # the share of these peaks that programs reach
 
 
 _TPU_WIRE = {"float32": 2, "bfloat16": 2}
@@ -143,11 +129,7 @@ NAMES = f"one of {', '.join(HARDWARE)}"
 
 
 def find_hardware(name: str) -> Hardware:
-    """The hardware with this name.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """The hardware with this name. Raises ValueError: an unknown name."""
     if name not in HARDWARE:
         raise ValueError(f"Unknown hardware {name!r}; choose {NAMES}.")
     return HARDWARE[name]

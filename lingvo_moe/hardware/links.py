@@ -17,13 +17,10 @@ from lingvo_moe.sbp.annotations import Mesh
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Devices of one collective. Neighbours in the mesh's row-major order are physical neighbours.
+    """Devices of one collective; neighbours in the row-major order of a mesh are physical ones."""
 
-    Attributes:
-        axes: (size, stride) of each of its axes of more than one device, outermost first; a stride
-            is the distance between neighbours along the axis, in devices.
-    """
-
+    # (size, stride) of each of its axes of more than one device, outermost first; a stride is the
+    # distance between neighbours along the axis, in devices
     axes: tuple[tuple[int, int], ...]
 
     @property
@@ -100,18 +97,12 @@ class Torus(Interconnect):
 
     A block of neighbours counts as a square or cube of the grid. A group with gaps, along an outer
     axis of a mesh, uses one dimension of the grid for its rings.
-
-    Attributes:
-        dims: of the grid.
-        link: bytes/s of one link in one direction; a chip has 2·dims of them.
-        cores: devices of one chip, which share its links.
-        hop: seconds of a message from a chip to the next.
     """
 
-    dims: int
-    link: float
-    cores: int = 1
-    hop: float = 0.0
+    dims: int  # of the grid
+    link: float  # bytes/s of one link in one direction; a chip has 2·dims of them
+    cores: int = 1  # devices of one chip, which share its links
+    hop: float = 0.0  # seconds of a message from a chip to the next
 
     def all_reduce_seconds(self, size, group):
         # Ring reduce-scatter, then all-gather, each sending (n-1)/n of the array, over all links at
@@ -150,23 +141,15 @@ class Torus(Interconnect):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Switched(Interconnect):
-    """Hosts of devices behind a fast switch, and a slower network between hosts: GPUs, CPUs.
+    """Hosts of devices behind a fast switch, and a slower network between hosts: GPUs, CPUs."""
 
-    Attributes:
-        node: devices of a host.
-        local: bytes/s of a device within its host, one direction.
-        remote: bytes/s of a device's share of its host's network, one direction.
-        local_hop: seconds of a message within a host.
-        remote_hop: seconds of a message between hosts.
-        crowding: seconds per byte that each additional device adds to an AllReduce, if all of them
-            share one memory, as virtual devices do.
-    """
-
-    node: int
-    local: float
-    remote: float
-    local_hop: float = 0.0
-    remote_hop: float = 0.0
+    node: int  # devices of a host
+    local: float  # bytes/s of a device within its host, one direction
+    remote: float  # bytes/s of a device's share of its host's network, one direction
+    local_hop: float = 0.0  # seconds of a message within a host
+    remote_hop: float = 0.0  # seconds of a message between hosts
+    # seconds per byte that each additional device adds to an AllReduce, if all of them share one
+    # memory, as virtual devices do
     crowding: float = 0.0
 
     def nodes(self, devices: int) -> np.ndarray:

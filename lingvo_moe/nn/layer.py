@@ -58,21 +58,16 @@ class Constant(Initializer):
 class WeightSpec:
     """The specification of a weight.
 
-    Attributes:
-        shape: its size in each dimension.
-        init: its initial values.
-        dims: one letter a dimension, from the alphabet of the layer's module. The letter "E" marks
-            dimensions of independent experts and "Y" those of equal layers: optimizers treat them
-            as batch dimensions. Sharding rules give the mesh axes of each letter; "." has none.
-        cast: whether the weight is cast to the activations' dtype for use; False: it stays float32.
-
-    Raises:
-        ValueError: dims and shape differ in length.
+    Raises ValueError: dims and shape differ in length.
     """
 
-    shape: tuple[int, ...]
-    init: Initializer
+    shape: tuple[int, ...]  # its size in each dimension
+    init: Initializer  # its initial values
+    # one letter a dimension, from the alphabet of the layer's module. The letter "E" marks
+    # dimensions of independent experts and "Y" those of equal layers: optimizers treat them as
+    # batch dimensions. Sharding rules give the mesh axes of each letter; "." has none.
     dims: str
+    # whether the weight is cast to the activations' dtype for use; False: it stays float32
     cast: bool = dataclasses.field(default=True, kw_only=True)
 
     def __post_init__(self):
@@ -90,13 +85,10 @@ class WeightSpec:
 
 
 class Context(NamedTuple):
-    """Mode and randomness of a forward pass.
+    """Mode and randomness of a forward pass."""
 
-    Attributes:
-        seed: int32 [2] for dropout and random routing; None in evaluation and decoding, where
-            nothing is random. `training` follows from it.
-    """
-
+    # int32 [2] for dropout and random routing; None in evaluation and decoding, where nothing is
+    # random. `training` follows from it.
     seed: tf.Tensor | None = None
 
     @property

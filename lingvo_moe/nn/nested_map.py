@@ -10,8 +10,7 @@ class NestedMap(dict):
     TensorFlow's tf.nest treats it as a dict and returns NestedMaps. JAX's pytrees treat it as a
     leaf until it is registered.
 
-    Raises:
-        AttributeError: on reading a missing key; the message lists the existing keys.
+    Raises AttributeError: on reading a missing key; the message lists the existing keys.
     """
 
     def __getattr__(self, key: str) -> Any:

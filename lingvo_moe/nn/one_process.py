@@ -24,11 +24,7 @@ def is_forked() -> bool:
 
 
 def check_not_forked() -> None:
-    """Checks that TensorFlow can run in this process.
-
-    Raises:
-        RuntimeError: see `is_forked`.
-    """
+    """Checks that TensorFlow can run in this process. Raises RuntimeError: see `is_forked`."""
     if _forked:
         raise RuntimeError(
             f"This process is a fork of one that ran TensorFlow, which cannot be forked; {_SPAWN}"
@@ -44,18 +40,14 @@ class OneProcess:
         Args:
             path: what the model is loaded from.
 
-        Raises:
-            RuntimeError: see `is_forked`.
+        Raises RuntimeError: see `is_forked`.
         """
         check_not_forked()
         self._loaded_from, self._process = path, os.getpid()
 
     def check_process(self) -> None:
-        """Checks that this is the process that loaded the model.
-
-        Raises:
-            RuntimeError: it is a fork of it.
-        """
+        """Checks that this is the process that loaded the model. Raises RuntimeError: it is a
+        fork of it."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"This process is a fork of the one that has the model. {self._how_to_share}"

@@ -33,15 +33,10 @@ class StateSpec(WeightSpec):
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec(StateSpec):
-    """The expert in each slot, int32, one of `num_experts` or -1 for none.
+    """The expert in each slot, int32, one of `num_experts` or -1 for none."""
 
-    Attributes:
-        places: the name of the weights, beside the table, whose first dimension is slots.
-        num_experts: E.
-    """
-
-    places: str = ""
-    num_experts: int = 0
+    places: str = ""  # the name of the weights, beside the table, whose first dimension is slots
+    num_experts: int = 0  # E
 
 
 @dataclasses.dataclass(frozen=True)

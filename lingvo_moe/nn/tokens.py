@@ -6,17 +6,12 @@ import tensorflow as tf
 
 
 class Tokens(NamedTuple):
-    """One side of a batch.
+    """One side of a batch."""
 
-    Attributes:
-        ids: int32 [B, T].
-        segments: int32 [B, T], which sentence of a packed row a token belongs to, counted from 1;
-            0 is padding.
-        tasks: int32 [B, T], for routers by task (see moe.router.ByTask); None without one.
-    """
-
-    ids: tf.Tensor
+    ids: tf.Tensor  # int32 [B, T]
+    # int32 [B, T], which sentence of a packed row a token belongs to, counted from 1; 0 is padding
     segments: tf.Tensor
+    # int32 [B, T], for routers by task (see moe.router.ByTask); None without one
     tasks: tf.Tensor | None = None
 
     @property

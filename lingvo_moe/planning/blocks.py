@@ -83,8 +83,7 @@ class ModelBlocks:
             remat: whether layers are rematerialised in the backward pass.
             late: whether gradients stay partial from the first micro-batch to the last.
 
-        Raises:
-            ValueError: as `assignment`.
+        Raises ValueError: as `assignment`.
         """
         return _Counter(self, mesh, rules, stored, remat, late).share(group)
 

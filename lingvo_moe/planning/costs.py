@@ -67,8 +67,7 @@ def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs
         mesh: the devices.
         wire_bytes: of an element that is sent between, or kept for, matrix products.
 
-    Raises:
-        ValueError: as `assignment`.
+    Raises ValueError: as `assignment`.
     """
     blocks, sharding = ModelBlocks(params, wire_bytes), params.sharding
     rules, stored = sharding.compute_rules(mesh), sharding.storage_rules(mesh)

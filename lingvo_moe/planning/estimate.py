@@ -11,17 +11,11 @@ from lingvo_moe.sbp.annotations import Mesh
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The time of a training step.
+    """The time of a training step."""
 
-    Attributes:
-        seconds: part -> seconds of a step, without parts that take no time.
-        flops_share: FLOPs of a step divided by the peak FLOPs in its time.
-        costs: the counts of the step.
-    """
-
-    seconds: dict[str, float]
-    flops_share: float
-    costs: Costs
+    seconds: dict[str, float]  # part -> seconds of a step, without parts that take no time
+    flops_share: float  # FLOPs of a step divided by the peak FLOPs in its time
+    costs: Costs  # the counts of the step
 
     @property
     def step_seconds(self) -> float:

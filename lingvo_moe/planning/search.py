@@ -42,23 +42,15 @@ _ZERO_RULES = ZeRO().state_rules
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """A strategy: mesh, sharding and rematerialisation.
+    """A strategy: mesh, sharding and rematerialisation."""
 
-    Attributes:
-        mesh: the devices.
-        cut: the groups of blocks.GROUPS whose letters are split along "model".
-        spread: those whose weights at rest are also split along "expert".
-        zero: whether weights and slots at rest are split along "data".
-        remat: whether layers are rematerialised in the backward pass.
-        late: whether gradients stay partial from the first micro-batch to the last; None with a
-            single micro-batch.
-    """
-
-    mesh: Mesh
-    cut: tuple[str, ...] = ()
-    spread: tuple[str, ...] = ()
-    zero: bool = False
-    remat: bool = False
+    mesh: Mesh  # the devices
+    cut: tuple[str, ...] = ()  # the groups of blocks.GROUPS whose letters are split along "model"
+    spread: tuple[str, ...] = ()  # those whose weights at rest are also split along "expert"
+    zero: bool = False  # whether weights and slots at rest are split along "data"
+    remat: bool = False  # whether layers are rematerialised in the backward pass
+    # whether gradients stay partial from the first micro-batch to the last; None with a single
+    # micro-batch
     late: bool | None = None
 
     @property
@@ -100,17 +92,11 @@ class Strategy:
 
 @dataclasses.dataclass(frozen=True)
 class Priced:
-    """A strategy and its cost.
+    """A strategy and its cost."""
 
-    Attributes:
-        strategy: the strategy.
-        estimate: of a step.
-        fits: whether it is within ROOM of a device's memory.
-    """
-
-    strategy: Strategy
-    estimate: Estimate
-    fits: bool
+    strategy: Strategy  # the strategy
+    estimate: Estimate  # of a step
+    fits: bool  # whether it is within ROOM of a device's memory
 
     @property
     def seconds(self) -> float:
@@ -130,23 +116,16 @@ class Priced:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        best: the fastest strategy that fits within the limit on bytes; if there is none, the
-            strategy that fits and sends least.
-        runner_up: the same on another mesh, or None.
-        fastest: the fastest strategy that fits, without the limit.
-        max_sent: the limit of `search_strategies`.
-        considered: number of strategies on all meshes.
-        alternatives: name of a well-known strategy -> its cost, or why it is not possible.
-    """
-
+    # the fastest strategy that fits within the limit on bytes; if there is none, the strategy that
+    # fits and sends least
     best: Priced
-    runner_up: Priced | None
-    fastest: Priced
-    max_sent: float
-    considered: int
+    runner_up: Priced | None  # the same on another mesh, or None
+    fastest: Priced  # the fastest strategy that fits, without the limit
+    max_sent: float  # the limit of `search_strategies`
+    considered: int  # number of strategies on all meshes
+    # name of a well-known strategy -> its cost, or why it is not possible
     alternatives: Mapping[str, Priced | str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -169,8 +148,7 @@ def search_strategies(
         devices: the number of devices.
         max_sent: limit on the bytes of all collectives of a device in a step.
 
-    Raises:
-        ValueError: the model cannot be split over these devices, or no strategy fits.
+    Raises ValueError: the model cannot be split over these devices, or no strategy fits.
     """
     space = Space(params, hardware)
     priced = sorted(
@@ -215,8 +193,7 @@ def compare_strategies(
             the paper's annotation, or for a dense model those of data parallelism; no limit if data
             parallelism does not fit in memory.
 
-    Raises:
-        ValueError: as `search_strategies`.
+    Raises ValueError: as `search_strategies`.
     """
     space = Space(params, hardware)
     numbers = divisors(devices)
@@ -263,11 +240,7 @@ def _priced(space: "Space", strategy: Strategy) -> Priced | str:
 
 
 def price(params: TranslationParams, strategy: Strategy, hardware: Hardware) -> Priced:
-    """The cost of one strategy.
-
-    Raises:
-        ValueError: the model cannot be split so.
-    """
+    """The cost of one strategy. Raises ValueError: the model cannot be split so."""
     dtype = params.activation_dtype
     wire = hardware.wire_bytes[dtype]
     costs = count_costs(apply_strategy(params, strategy), strategy.mesh, wire)

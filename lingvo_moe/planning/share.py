@@ -19,42 +19,28 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Communication:
-    """Communication of one device in one step.
+    """Communication of one device in one step."""
 
-    Attributes:
-        part: which of PARTS it belongs to.
-        kind: as in HLO: "all-to-all", "all-reduce", "all-gather".
-        bytes: of a device, all collectives together.
-        axes: of the mesh, along which devices communicate.
-        count: number of collectives; gradients, which XLA combines, count as one for a group.
-    """
-
-    part: str
-    kind: str
-    bytes: float
-    axes: tuple[str, ...]
-    count: int
+    part: str  # which of PARTS it belongs to
+    kind: str  # as in HLO: "all-to-all", "all-reduce", "all-gather"
+    bytes: float  # of a device, all collectives together
+    axes: tuple[str, ...]  # of the mesh, along which devices communicate
+    count: int  # number of collectives; gradients, which XLA combines, count as one for a group
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockCost:
-    """The cost of one group of blocks for a device and step.
+    """The cost of one group of blocks for a device and step."""
 
-    Attributes:
-        work, transfers: computation and communication.
-        weights, optimizer, gradients: bytes at rest.
-        in_use: bytes of gathered or cast weights, in addition to those at rest.
-        kept: bytes from the forward to the backward pass, for one layer of each kind.
-        inputs: bytes of the inputs of all layers.
-        logits: bytes of logits and their gradient.
-    """
-
+    # work, transfers: computation and communication
     work: tuple[Computation, ...]
     transfers: tuple[Communication, ...]
+    # weights, optimizer, gradients: bytes at rest
     weights: float
     optimizer: float
     gradients: float
-    in_use: float
+    in_use: float  # bytes of gathered or cast weights, in addition to those at rest
+    # bytes from the forward to the backward pass, for one layer of each kind
     kept: tuple[float, ...]
-    inputs: float = 0.0
-    logits: float = 0.0
+    inputs: float = 0.0  # bytes of the inputs of all layers
+    logits: float = 0.0  # bytes of logits and their gradient

@@ -62,9 +62,8 @@ def compile_step(
         collectives, see `collective_rows`, None if JAX cannot read the program back;
         compile_cpu_seconds over all threads, and host_bytes, the peak of the compiling process.
 
-    Raises:
-        ValueError: libtpu or JAX is not installed, or the compiler fails: an unknown topology, a
-            mesh of another size, a program that does not fit.
+    Raises ValueError: libtpu or JAX is not installed, or the compiler fails: an unknown topology, a
+    mesh of another size, a program that does not fit.
     """
     for package in ("jax", "libtpu"):
         if importlib.util.find_spec(package) is None:

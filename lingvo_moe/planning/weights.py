@@ -16,25 +16,16 @@ Specs = collections.Counter  # (dims, shape) -> number of weights
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightCosts:
-    """The cost of weights on a mesh.
+    """The cost of weights on a mesh."""
 
-    Attributes:
-        mesh: the devices.
-        rules: letter of a dimension, such as "E" -> the mesh axes that split it, while computing.
-        stored: the same for weights and optimizer slots at rest, between steps.
-        item: bytes of an element of a weight in use.
-        wire: bytes of an element that is sent.
-        micro_batches: their number.
-        late: whether gradients are summed over devices once, after the last micro-batch.
-    """
-
-    mesh: Mesh
+    mesh: Mesh  # the devices
+    # letter of a dimension, such as "E" -> the mesh axes that split it, while computing
     rules: Rules
-    stored: Rules
-    item: int
-    wire: int
-    micro_batches: int
-    late: bool
+    stored: Rules  # the same for weights and optimizer slots at rest, between steps
+    item: int  # bytes of an element of a weight in use
+    wire: int  # bytes of an element that is sent
+    micro_batches: int  # their number
+    late: bool  # whether gradients are summed over devices once, after the last micro-batch
 
     def at_rest(self, specs: Specs) -> float:
         """Bytes of weights or slots between steps."""

@@ -59,9 +59,8 @@ def to_params(config: Mapping[str, Any], source: str = FILE) -> TranslationParam
         config: the parsed file.
         source: its name, for errors.
 
-    Raises:
-        ValueError: it is of another kind of model, a field is missing, or one has a value that
-            makes another function of the model.
+    Raises ValueError: it is of another kind of model, a field is missing, or one has a value that
+    makes another function of the model.
     """
     check_fields(config, {"model_type": str}, source)
     if config["model_type"] not in _TYPES:

@@ -47,10 +47,8 @@ def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDi
     Returns:
         The logdir, with a checkpoint of step 0.
 
-    Raises:
-        ValueError: something is missing, damaged or not as the model's config says; or something
-            else lies at output.
-        OSError: a file cannot be read or written.
+    Raises ValueError: something is missing, damaged or not as the model's config says; or something
+    else lies at output; OSError: a file cannot be read or written.
     """
     if not source.is_dir():
         raise ValueError(
@@ -83,12 +81,9 @@ def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDi
 
 
 def _reader(source: Path, of_weights: Mapping[str, Origin]) -> _Read:
-    """A function name -> tensor, after a check of all tensors of a checkpoint.
-
-    Raises:
-        ValueError: a tensor that a weight needs is missing or has another shape or kind of dtype,
-            one is unknown, or copies of the embedding differ.
-    """
+    """A function name -> tensor, after a check of all tensors of a checkpoint. Raises
+    ValueError: a tensor that a weight needs is missing or has another shape or kind of dtype,
+    one is unknown, or copies of the embedding differ."""
     files = tensors.open_tensors(source)
     names = {name.removeprefix(tensors.PREFIX): name for name in files}
     wanted = {name: origin.shape for origin in of_weights.values() for name in origin.names}

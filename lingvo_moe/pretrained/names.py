@@ -19,15 +19,10 @@ _PRODUCTS = {"wi": "fc1", "wo": "fc2"}
 
 
 class Origin(NamedTuple):
-    """What a weight is made of.
+    """What a weight is made of."""
 
-    Attributes:
-        names: of the tensors, without `model.`; one, or for experts one each.
-        spec: of the weight.
-    """
-
-    names: tuple[str, ...]
-    spec: WeightSpec
+    names: tuple[str, ...]  # of the tensors, without `model.`; one, or for experts one each
+    spec: WeightSpec  # of the weight
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -20,10 +20,8 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 def open_tensors(directory: Path) -> dict[str, Mapping[str, np.ndarray]]:
     """Tensor -> the arrays of its file; each is mapped into memory when it is looked up.
 
-    Raises:
-        ValueError: a file is missing, damaged or a pickle, or the index does not agree with the
-            files.
-        OSError: a file cannot be read.
+    Raises ValueError: a file is missing, damaged or a pickle, or the index does not agree with the
+    files; OSError: a file cannot be read.
     """
     index = directory / INDEX
     if index.exists():
@@ -67,11 +65,8 @@ def _open_shards(index: Path) -> dict[str, Mapping[str, np.ndarray]]:
 
 
 def write(directory: Path, tensors: Mapping[str, safetensors.InParts]) -> None:
-    """Writes tensors in one file, or several of 5 GB with an index.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Writes tensors in one file, or several of 5 GB with an index. Raises OSError: they cannot
+    be written."""
     shards: list[dict[str, safetensors.InParts]] = [{}]
     size = 0
     for name, tensor in tensors.items():

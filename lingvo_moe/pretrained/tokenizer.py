@@ -93,11 +93,8 @@ def _read_model(path: Path) -> Any:
 
 @functools.cache
 def _messages() -> Any:
-    """SentencePiece's own module of messages, with all fields.
-
-    Raises:
-        ImportError: protobuf is older than the one that generated the module.
-    """
+    """SentencePiece's own module of messages, with all fields. Raises ImportError: protobuf is
+    older than the one that generated the module."""
     try:
         from sentencepiece import sentencepiece_model_pb2
     except Exception as error:  # protobuf's VersionError
@@ -178,11 +175,8 @@ _LISTS: dict[str, Callable[[dict], Iterable[tuple[int, Any]]]] = {
 
 
 def _names_of(path: Path, read: Callable[[dict], Iterable[tuple[int, Any]]]) -> dict[int, str]:
-    """Id -> name of the added tokens in a file.
-
-    Raises:
-        ValueError: the file is damaged, or has a token that texts contain.
-    """
+    """Id -> name of the added tokens in a file. Raises ValueError: the file is damaged, or has a
+    token that texts contain."""
     names = {}
     try:
         for index, token in read(read_json(path)):

@@ -36,8 +36,7 @@ def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> Non
             device, a pipe or an open file, such as /dev/stdout, is written to directly.
         content: bytes, or text to be written as UTF-8, which may come in parts.
 
-    Raises:
-        OSError: it cannot be written; an existing file is unchanged.
+    Raises OSError: it cannot be written; an existing file is unchanged.
     """
     texts = [content] if isinstance(content, bytes | str) else content
     parts = (text.encode("utf-8") if isinstance(text, str) else text for text in texts)
@@ -78,8 +77,7 @@ def new_file(path: Path) -> Iterator[Path]:
     Yields:
         The temporary path to write to; a killed run leaves this file behind (`remove_partials`).
 
-    Raises:
-        OSError: it cannot be written.
+    Raises OSError: it cannot be written.
     """
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{threading.get_native_id()}")
     try:
@@ -124,12 +122,8 @@ def sync_tree(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """The object in a JSON file.
-
-    Raises:
-        ValueError: the file is missing, is not UTF-8 or JSON, or holds something other than an
-            object; the message names the file.
-    """
+    """The object in a JSON file. Raises ValueError: the file is missing, is not UTF-8 or JSON,
+    or holds something other than an object; the message names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -147,8 +141,7 @@ def check_file_name(name: str, what: str, example: str) -> None:
         what: what has the name, for the error, such as "a language pair".
         example: a good name, for the error.
 
-    Raises:
-        ValueError: it has a slash or a control character, begins with a dot, or is too long.
+    Raises ValueError: it has a slash or a control character, begins with a dot, or is too long.
     """
     bad = any(unicodedata.category(c) in ("Cc", "Cs") or c == "/" for c in name)
     if bad or not name or name[0] == "." or len(name.encode()) > 200:
@@ -159,11 +152,8 @@ def check_file_name(name: str, what: str, example: str) -> None:
 
 
 def check_local(name: str, path: str) -> None:
-    """Checks that a path is not an address such as gs://bucket/x, which would be a directory "gs:".
-
-    Raises:
-        ValueError: it is one.
-    """
+    """Checks that a path is not an address such as gs://bucket/x, which would be a directory
+    "gs:". Raises ValueError: it is one."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", path):
         raise ValueError(
             f"{name}={path} is not a local path. Files are renamed, locked and synced, which "
@@ -179,9 +169,8 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
         maker: the name of the tool that makes it, such as "lingvo-moe-prepare".
         overwrite: whether an earlier directory of this maker may be replaced.
 
-    Raises:
-        ValueError: the path holds files that `maker` did not make, or that may not be replaced.
-        OSError: no directory can be made there.
+    Raises ValueError: the path holds files that `maker` did not make, or that may not be replaced;
+    OSError: no directory can be made there.
     """
     if path.name in ("", ".."):
         raise ValueError(f"{str(path)!r} cannot be an output; give the name of a new directory.")
@@ -209,9 +198,8 @@ def check_file(path: Path, *sources: Path) -> None:
         path: the file.
         *sources: files that are read; those that do not exist do not count.
 
-    Raises:
-        OSError: it is a directory, or no file can be made there.
-        ValueError: it is one of the sources, perhaps through a link.
+    Raises OSError: it is a directory, or no file can be made there; ValueError: it is one of the
+    sources, perhaps through a link.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; give the name of a file in it.")
@@ -253,8 +241,7 @@ def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[P
     Yields:
         The directory to write into.
 
-    Raises:
-        ValueError, OSError: as `check_output`.
+    Raises ValueError, OSError: as `check_output`.
     """
     check_output(path, maker, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -46,8 +46,7 @@ def check_utf8(text: str, name: str) -> None:
         text: any text.
         name: what the error calls the text.
 
-    Raises:
-        ValueError: the text cannot be encoded.
+    Raises ValueError: the text cannot be encoded.
     """
     try:
         text.encode("utf-8")
@@ -87,10 +86,9 @@ def cut_warning(left_out: Mapping[int, int]) -> str:
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file, without line ends; ".gz" and ".zst" files are decompressed.
 
-    Raises:
-        ValueError: not UTF-8, a NUL character, or a damaged file; the message has the line.
-        OSError: the file cannot be read.
-        ImportError: the file is ".zst", and the package that reads zstd is not installed.
+    Raises ValueError: not UTF-8, a NUL character, or a damaged file; the message has the line;
+    OSError: the file cannot be read; ImportError: the file is ".zst", and the package that reads
+    zstd is not installed.
     """
     with open_bytes(path) as file:
         yield from decode_lines(file, str(path))
@@ -100,9 +98,8 @@ def read_lines(path: Path) -> Iterator[str]:
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
     """Opens a file for reading bytes; ".gz" and ".zst" files are decompressed.
 
-    Raises:
-        ValueError: the block reads a compressed file that is damaged.
-        OSError, ImportError: as `read_lines`.
+    Raises ValueError: the block reads a compressed file that is damaged; OSError, ImportError: as
+    `read_lines`.
     """
     if path.suffix == ".gz" and path.is_file() and not path.stat().st_size:
         raise ValueError(f"{path} is not a whole gzip file (it has no bytes); fetch it again.")
@@ -137,8 +134,7 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
         lines: each with its line end, as from iterating over a file opened in binary mode.
         name: the name of the source in errors, such as a path.
 
-    Raises:
-        ValueError: as `read_lines`.
+    Raises ValueError: as `read_lines`.
     """
     for number, line in enumerate(lines, start=1):
         if number == 1:
@@ -217,8 +213,7 @@ def paired(sources: Iterable[str], targets: Iterable[str], name: str) -> Iterato
         sources, targets: lines.
         name: of the targets in errors, such as a path.
 
-    Raises:
-        ValueError: there are not as many of both; when the end of the shorter one is reached.
+    Raises ValueError: there are not as many of both; when the end of the shorter one is reached.
     """
     for number, pair in enumerate(itertools.zip_longest(sources, targets), start=1):
         source, target = pair

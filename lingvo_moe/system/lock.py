@@ -35,9 +35,8 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[bool
     Yields:
         Whether there is a lock: False on a file system without flock.
 
-    Raises:
-        HeldError: another process holds it; the message names the process, its host and the time.
-        OSError: the directory cannot be made or written to.
+    Raises HeldError: another process holds it; the message names the process, its host and the
+    time; OSError: the directory cannot be made or written to.
     """
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     path = directory / file

@@ -19,8 +19,7 @@ def save(path: Path, *, compress: bool = True, **arrays: np.ndarray | None) -> N
         compress: whether to compress it, which takes longer.
         **arrays: by name; those that are None are left out.
 
-    Raises:
-        OSError: it cannot be written; an existing file is unchanged.
+    Raises OSError: it cannot be written; an existing file is unchanged.
     """
     given: dict[str, Any] = {name: a for name, a in arrays.items() if a is not None}
     write = np.savez_compressed if compress else np.savez
@@ -44,8 +43,7 @@ def load(
         cure: a sentence for errors: how such a file is made.
         names: the arrays to read; None for all.
 
-    Raises:
-        ValueError: the file does not exist or cannot be read; the message names it.
+    Raises ValueError: the file does not exist or cannot be read; the message names it.
     """
     try:
         with np.load(path) as file:

@@ -21,8 +21,7 @@ def begin(directory: Path, job: Mapping[str, str], cure: str) -> None:
         job: "maker", the name of the tool; and, by name, everything that determines the pieces.
         cure: what to do about another job, for the error.
 
-    Raises:
-        ValueError: the directory belongs to another job, or holds other files.
+    Raises ValueError: the directory belongs to another job, or holds other files.
     """
     file = directory / MANIFEST
     with lock.hold(directory, f"{MANIFEST}.lock", wait=True):

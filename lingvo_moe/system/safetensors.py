@@ -36,27 +36,19 @@ _LONGEST_HEADER = 100_000_000  # the format's own limit
 
 
 class Safetensors(NamedTuple):
-    """The contents of a file.
+    """The contents of a file."""
 
-    Attributes:
-        arrays: by name; each is mapped into memory when it is looked up.
-        metadata: texts by name, the checksum left out.
-    """
-
-    arrays: Mapping[str, np.ndarray]
-    metadata: dict[str, str]
+    arrays: Mapping[str, np.ndarray]  # by name; each is mapped into memory when it is looked up
+    metadata: dict[str, str]  # texts by name, the checksum left out
 
 
 class InParts(NamedTuple):
-    """An array to be written that is never whole in memory.
+    """An array to be written that is never whole in memory."""
 
-    Attributes:
-        shape, dtype: of the array.
-        parts: makes the parts, in order, which are joined along the first dimension.
-    """
-
+    # shape, dtype: of the array
     shape: tuple[int, ...]
     dtype: np.dtype
+    # makes the parts, in order, which are joined along the first dimension
     parts: Callable[[], Iterable[np.ndarray]]
 
     @property
@@ -75,8 +67,7 @@ def save(
         arrays: by name.
         metadata: texts by name.
 
-    Raises:
-        OSError: it cannot be written.
+    Raises OSError: it cannot be written.
     """
     header: dict = {_METADATA: {**metadata, _CHECKSUM: _ZEROS}}
     end = 0
@@ -105,9 +96,8 @@ def save(
 def load(path: Path) -> Safetensors:
     """Opens a file, made by this package or another program.
 
-    Raises:
-        ValueError: it is damaged or of a form that is not known; the message names the file.
-        OSError: it cannot be read.
+    Raises ValueError: it is damaged or of a form that is not known; the message names the file;
+    OSError: it cannot be read.
     """
     size = path.stat().st_size
     with open(path, "rb") as file:

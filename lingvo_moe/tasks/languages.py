@@ -20,11 +20,8 @@ def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
 
 
 def check_target_language(language: str, known: Collection[str], near: Sequence[str] = ()) -> None:
-    """Checks the target language of a request; `near` are those that may be meant.
-
-    Raises:
-        ValueError: it is not in `known`; the message has `near`, or those that begin alike.
-    """
+    """Checks the target language of a request; `near` are those that may be meant. Raises
+    ValueError: it is not in `known`; the message has `near`, or those that begin alike."""
     if language not in known:
         near = near or [one for one in known if one[:2].lower() == language[:2].lower()]
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -41,8 +38,7 @@ def check_source_language(language: str | None, known: Sequence[str]) -> None:
         language: None if it is not given.
         known: `source_languages`; [] allows each language.
 
-    Raises:
-        ValueError: a language is given that is not in `known`.
+    Raises ValueError: a language is given that is not in `known`.
     """
     if language is not None and known and language not in known:
         raise ValueError(

@@ -37,37 +37,27 @@ _PENALTIES = "length_penalties.json"  # step, averaging and beam size -> a part 
 
 @dataclasses.dataclass(frozen=True)
 class ModelDir:
-    """A trained model without its dataset, for decoding, evaluation and export.
+    """A trained model without its dataset, for decoding, evaluation and export."""
 
-    Attributes:
-        path: the logdir.
-        model: the registered name at the time of training; only a label.
-        params: of the model, read from the logdir and not from the registry.
-        pairs: names of the language pairs of its dataset, in the dataset's order.
-        tags: language -> id of its tag, the source token that selects the target language.
-        vocabularies: "source" and "target" -> the vocabulary.
-        data: SHA-256 of the dataset; None if it is unknown, as of an imported model.
-        imports: modules and files outside this package that define the model or its policies, with
-            the SHA-256 of their source; they are imported when the logdir is opened.
-        seen_pairs: pairs with training text, and those of init.logdir, whose tasks are copied; ()
-            if unknown, as in logdirs of earlier versions.
-        forms: target language -> "NFC" or "NFD", the form of the translations; see `Dataset`.
-        fitted: values of params of decoding that are FROM_DATA; those of a checkpoint in `at_step`.
-        chosen: the params that `for_training` has filled from the data.
-    """
-
-    path: Path
-    model: str
-    params: TranslationParams
-    pairs: tuple[str, ...]
+    path: Path  # the logdir
+    model: str  # the registered name at the time of training; only a label
+    params: TranslationParams  # of the model, read from the logdir and not from the registry
+    pairs: tuple[str, ...]  # names of the language pairs of its dataset, in the dataset's order
+    # language -> id of its tag, the source token that selects the target language
     tags: dict[str, int]
-    vocabularies: dict[str, Vocabulary]
-    data: str | None
+    vocabularies: dict[str, Vocabulary]  # "source" and "target" -> the vocabulary
+    data: str | None  # SHA-256 of the dataset; None if it is unknown, as of an imported model
+    # modules and files outside this package that define the model or its policies, with the SHA-256
+    # of their source; they are imported when the logdir is opened
     imports: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # pairs with training text, and those of init.logdir, whose tasks are copied; () if unknown, as
+    # in logdirs of earlier versions
     seen_pairs: tuple[str, ...] = ()
+    # target language -> "NFC" or "NFD", the form of the translations; see `Dataset`
     forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # values of params of decoding that are FROM_DATA; those of a checkpoint in `at_step`
     fitted: Fitted = UNFITTED
-    chosen: tuple[Chosen, ...] = ()
+    chosen: tuple[Chosen, ...] = ()  # the params that `for_training` has filled from the data
 
     @staticmethod
     def for_training(
@@ -87,9 +77,8 @@ class ModelDir:
             dataset: the training data.
             params: of the model; None for those of the registered model.
 
-        Raises:
-            ValueError: the logdir is of another model, params or data, the dataset's
-                vocabularies do not fit the model, or path holds other files than a logdir.
+        Raises ValueError: the logdir is of another model, params or data, the dataset's
+        vocabularies do not fit the model, or path holds other files than a logdir.
         """
         if (path / FILE).exists():
             there = ModelDir.open(path, model)
@@ -142,10 +131,7 @@ class ModelDir:
         path: Path, model: str, overrides: Sequence[str], params: TranslationParams | None = None
     ) -> TranslationParams:
         """The params of `for_training`, which needs a dataset too and fills those FROM_DATA.
-
-        Raises:
-            ValueError: as `for_training`.
-        """
+        Raises ValueError: as `for_training`."""
         if (path / FILE).exists():
             return ModelDir.open(path, model)._params_to_resume(overrides, params)
         made = override(params or registry.get_params(model), overrides)
@@ -169,21 +155,14 @@ class ModelDir:
 
     @staticmethod
     def open(path: Path, model: str | None = None) -> "ModelDir":
-        """Reads a logdir.
-
-        Raises:
-            ValueError: it is not a logdir, it is damaged, or it is of another model than the one
-                named.
-        """
+        """Reads a logdir. Raises ValueError: it is not a logdir, it is damaged, or it is of
+        another model than the one named."""
         fields = read_fields(path, model)
         return _opened(path, fields, read_params(path, fields))
 
     def save(self) -> None:
-        """Writes vocabularies and model.json; existing files stay unchanged.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Writes vocabularies and model.json; existing files stay unchanged. Raises OSError:
+        they cannot be written."""
         fields = {
             "format": FORMAT,
             "model": self.model,
@@ -212,11 +191,8 @@ class ModelDir:
             ) from error
 
     def check_dataset(self, dataset: Dataset) -> None:
-        """Checks that a dataset has this model's vocabularies and tags.
-
-        Raises:
-            ValueError: the vocabularies or the sides with tags differ.
-        """
+        """Checks that a dataset has this model's vocabularies and tags. Raises ValueError: the
+        vocabularies or the sides with tags differ."""
         for side in SIDES:
             theirs = dataset.hashes[side]
             if theirs != self.hashes[side]:
@@ -256,11 +232,8 @@ class ModelDir:
         return self, dataclasses.replace(dataset, pairs=pairs)
 
     def with_overrides(self, overrides: Sequence[str]) -> "ModelDir":
-        """The same logdir read with `--set` texts, such as another beam size.
-
-        Raises:
-            ValueError: malformed texts, or one that would change the trained function.
-        """
+        """The same logdir read with `--set` texts, such as another beam size. Raises ValueError:
+        malformed texts, or one that would change the trained function."""
         wanted = override(self.params, overrides)
         check_filled(wanted)
         AFTER_TRAINING.check(self.path, self.params, wanted)
@@ -325,11 +298,8 @@ class ModelDir:
         return self.path / WEIGHTS
 
     def tag(self, language: str) -> int:
-        """The id of the tag of a target language.
-
-        Raises:
-            ValueError: the model does not translate into it.
-        """
+        """The id of the tag of a target language. Raises ValueError: the model does not
+        translate into it."""
         near = [other for other in self.tags if are_near(language, other)]
         check_target_language(language, self.tags, near)
         return self.tags[language]
@@ -362,8 +332,7 @@ class ModelDir:
             source_language: such as "de"; None if it is not known and not needed.
             target_language: such as "en".
 
-        Raises:
-            ValueError: the model does not know a language, or needs the source's and gets none.
+        Raises ValueError: the model does not know a language, or needs the source's and gets none.
         """
         tags = self.params.language_tags
         target = source = self.tag(target_language)
@@ -389,10 +358,8 @@ class ModelDir:
             step: of the checkpoint; None for the best.
             use: reads the tensors, because a running training may delete the checkpoint later.
 
-        Raises:
-            ValueError: there is none, or none of that step; or the weights of an export are
-                damaged.
-            OSError: the checkpoint is damaged.
+        Raises ValueError: there is none, or none of that step; or the weights of an export are
+        damaged; OSError: the checkpoint is damaged.
         """
         if self.weights_path.exists():
             checkpoint = read_weights(self.weights_path, step)
@@ -429,8 +396,7 @@ class ModelDir:
             step: of the checkpoint; its index, and that of others that are averaged with it, has a
                 checksum of each tensor.
 
-        Raises:
-            ValueError: params.averaging needs checkpoints that are not there.
+        Raises ValueError: params.averaging needs checkpoints that are not there.
         """
         files = [self.weights_path]
         if not self.weights_path.exists():

@@ -43,8 +43,7 @@ def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
         path: the logdir.
         model: the name that it must have; None for any.
 
-    Raises:
-        ValueError: path is not a logdir, it is damaged, or it is of another model.
+    Raises ValueError: path is not a logdir, it is damaged, or it is of another model.
     """
     file = path / FILE
     if not file.exists():
@@ -80,8 +79,7 @@ def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:
         path: the logdir.
         fields: the result of `read_fields`.
 
-    Raises:
-        ValueError: a module cannot be imported, or the params cannot be read.
+    Raises ValueError: a module cannot be imported, or the params cannot be read.
     """
     _import_plugins(path / FILE, fields["plugins"])
     return from_fields(TranslationParams, fields["params"], str(path / FILE))

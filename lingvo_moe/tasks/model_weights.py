@@ -32,9 +32,8 @@ def read_weights(file: Path, step: int | None) -> Checkpoint:
         file: the path of the file.
         step: the step that the file must have; None for any.
 
-    Raises:
-        ValueError, OSError: the file is missing or damaged, another tool made it, or it has another
-            step.
+    Raises ValueError, OSError: the file is missing or damaged, another tool made it, or it has
+    another step.
     """
     weights, metadata = safetensors.load(file)
     if not metadata.get("step", "").isdecimal():

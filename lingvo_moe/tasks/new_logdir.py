@@ -24,9 +24,7 @@ def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None =
         vocabularies: "source" and "target" -> that of the model; vocabularies with other contents
             are refused. None if the data are not read yet: then contents are not compared.
 
-    Raises:
-        ValueError: other files are there.
-        NotADirectoryError: path is a file.
+    Raises ValueError: other files are there; NotADirectoryError: path is a file.
     """
     if (path / FILE).exists() or not path.exists():
         return

@@ -17,15 +17,10 @@ _NEVER = (
 
 
 class Changeable(NamedTuple):
-    """The params that may change at one time.
+    """The params that may change at one time."""
 
-    Attributes:
-        patterns: of their dotted paths, with * for any text.
-        when: the time, for the error.
-    """
-
-    patterns: tuple[str, ...]
-    when: str
+    patterns: tuple[str, ...]  # of their dotted paths, with * for any text
+    when: str  # the time, for the error
 
     def check(self, logdir: Path, old: TranslationParams, new: TranslationParams) -> None:
         """Checks that only these params differ.
@@ -35,8 +30,7 @@ class Changeable(NamedTuple):
             old: the params in the logdir.
             new: those with `--set` texts.
 
-        Raises:
-            ValueError: another param differs.
+        Raises ValueError: another param differs.
         """
         for path, (was, now) in self.forbidden(old, new).items():
             flag = "--init_from" if path == "init.logdir" else "--set"

@@ -107,11 +107,8 @@ class TranslationParams(Params):
         return self.model.shared_embedding or self.language_tags.on_target
 
     def with_moe(self, **changes: Any) -> "TranslationParams":
-        """The same model with other values of these fields of MoEParams.
-
-        Raises:
-            ValueError: the model is dense, or a value breaks a rule.
-        """
+        """The same model with other values of these fields of MoEParams. Raises ValueError: the
+        model is dense, or a value breaks a rule."""
         if self.model.moe is None:
             raise ValueError(
                 f"{', '.join(changes)} cannot be set: this model is dense and has no experts. "
@@ -121,11 +118,8 @@ class TranslationParams(Params):
         return dataclasses.replace(self, model=dataclasses.replace(self.model, moe=moe))
 
     def check_groups(self) -> None:
-        """Checks that the tokens of a training batch divide into groups.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """Checks that the tokens of a training batch divide into groups. Raises ValueError: they
+        do not."""
         rows, groups = self.input.batch_size // self.train.micro_batches, 1
         if self.model.moe:
             groups = self.model.moe.training.groups
@@ -143,9 +137,8 @@ class TranslationParams(Params):
             mesh: the devices.
             rules: letter -> the axes that split it in use.
 
-        Raises:
-            ValueError: rows, groups or experts do not divide into equal pieces, or a policy does
-                not suit the mesh.
+        Raises ValueError: rows, groups or experts do not divide into equal pieces, or a policy does
+        not suit the mesh.
         """
         rows, experts, places = (mesh.size(axes_of(letter, rules)) for letter in "BEg")
         moe, given = self.model.moe, self.input.batch_size / self.train.micro_batches

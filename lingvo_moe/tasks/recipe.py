@@ -43,16 +43,11 @@ class Chosen(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A rule for one param.
+    """A rule for one param."""
 
-    Attributes:
-        path: of the param.
-        typical: its value where no data are known, as for plans and lists of models.
-        choose: (train text, params with the choices of earlier rules) -> value and reason.
-    """
-
-    path: str
-    typical: Any
+    path: str  # of the param
+    typical: Any  # its value where no data are known, as for plans and lists of models
+    # (train text, params with the choices of earlier rules) -> value and reason
     choose: Callable[["TrainText", TranslationParams], tuple[Any, str]]
 
 
@@ -125,11 +120,7 @@ def typical(params: TranslationParams) -> TranslationParams:
 
 
 def check_filled(params: TranslationParams) -> None:
-    """Checks that no param waits for data, where there are none.
-
-    Raises:
-        ValueError: one does.
-    """
+    """Checks that no param waits for data, where there are none. Raises ValueError: one does."""
     if waiting := [rule.path for rule in RULES if _get(params, rule.path) is FROM_DATA]:
         raise ValueError(
             f"{waiting[0]}=FROM_DATA is computed when training begins; give a number here."

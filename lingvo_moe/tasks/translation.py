@@ -36,21 +36,17 @@ from lingvo_moe.training.step import LossOutput, TrainStep
 class TranslationTask:
     """A Transformer with its data: loss, decoding, scoring.
 
-    Attributes:
-        params: the model's params.
-        pairs: P names of the dataset's language pairs; per-pair metrics are in this order.
-        num_pieces: pieces of the dataset's target vocabulary; None for target_vocab_size.
-        group_loads: whether training counts the choices of each expert in each group of tokens.
-        seen_pairs: the pairs that have training text; () if unknown. See ModelDir.
-
-    Raises:
-        ValueError: VExperts in a scan, or group_loads of a model whose tokens choose no experts.
+    Raises ValueError: VExperts in a scan, or group_loads of a model whose tokens choose no experts.
     """
 
-    params: TranslationParams
+    params: TranslationParams  # the model's params
+    # P names of the dataset's language pairs; per-pair metrics are in this order
     pairs: tuple[str, ...] = ("source-target",)
+    # pieces of the dataset's target vocabulary; None for target_vocab_size
     num_pieces: int | None = None
+    # whether training counts the choices of each expert in each group of tokens
     group_loads: bool = False
+    # the pairs that have training text; () if unknown. See ModelDir.
     seen_pairs: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -276,9 +272,8 @@ class TranslationTask:
             source_language: such as "de"; None if it is not known and not needed.
             target_language: such as "en".
 
-        Raises:
-            ValueError: the router needs the source language, or the model was not trained on the
-                task.
+        Raises ValueError: the router needs the source language, or the model was not trained on the
+        task.
         """
         if not self.task_router:
             return 0
@@ -315,27 +310,20 @@ class TranslationTask:
         Returns:
             The n best hypotheses of each sentence.
 
-        Raises:
-            ValueError: the gating is not batch independent, or the request has an option that is
-                not supported with the language tags.
+        Raises ValueError: the gating is not batch independent, or the request has an option that is
+        not supported with the language tags.
         """
         return self.decode(self.lay_out(theta), source_ids, lengths, tasks, request)
 
     def lay_out(self, theta: NestedMap) -> NestedMap:
-        """The weights rearranged for `decode`, computed once for many batches.
-
-        Raises:
-            ValueError: the gating is not batch independent.
-        """
+        """The weights rearranged for `decode`, computed once for many batches. Raises
+        ValueError: the gating is not batch independent."""
         self._check_gating()
         return self.transformer.lay_out(self._to_compute_dtype(theta), self.num_pieces)
 
     def check_request(self, request: Request) -> None:
-        """Checks, without weights, that `translate` supports a request.
-
-        Raises:
-            ValueError: as `translate`.
-        """
+        """Checks, without weights, that `translate` supports a request. Raises ValueError: as
+        `translate`."""
         self._check_gating()
         if self.params.language_tags.on_target:
             request.check_after_tag()

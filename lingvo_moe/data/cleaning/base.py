@@ -19,8 +19,7 @@ class CleaningRule(Params, abc.ABC):
     Attributes:
         name: the name of its count in `dataset.json` and in reports.
 
-    Raises:
-        ValueError: the class has no name, or a field is out of range.
+    Raises ValueError: the class has no name, or a field is out of range.
     """
 
     name: ClassVar[str]

@@ -199,8 +199,7 @@ class Language(CleaningRule):
         probability: a line is dropped if the other language has at least this probability.
         shortest: texts with fewer characters are not checked.
 
-    Raises:
-        ImportError: py3langid is not installed.
+    Raises ImportError: py3langid is not installed.
     """
 
     name = "language"

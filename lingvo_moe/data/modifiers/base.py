@@ -24,17 +24,12 @@ class Body(NamedTuple):
 
 
 class ModifierContext(NamedTuple):
-    """What a modifier can use.
+    """What a modifier can use."""
 
-    Attributes:
-        vocabularies: those of source and target.
-        following: k -> the k-th example after this one in the text of the pair; None after the end.
-        random: the random numbers for this example.
-    """
-
-    vocabularies: tuple[Vocabulary, Vocabulary]
+    vocabularies: tuple[Vocabulary, Vocabulary]  # those of source and target
+    # k -> the k-th example after this one in the text of the pair; None after the end
     following: Callable[[int], Body | None]
-    random: random.Random
+    random: random.Random  # the random numbers for this example
 
 
 def _checked(body, modifier, before, context):
