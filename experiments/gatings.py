@@ -90,7 +90,7 @@ POLICIES = {
     "`Balanced()`": _gating("Balanced()", 1.25),
     "`Top2()` by source language": _gating("Top2()", 2.0, "model.moe.router=ByTask(task='source')"),
     "no experts: the dense twin": Policy(["model.moe=None"]),
-    # The layout of MegaBlocks, without a capacity and with two of them; docs/explain/dropless.md.
+    # The layout of MegaBlocks, without a capacity and with two of them.
     **{
         f"MegaBlocks, {training}": Policy(
             [

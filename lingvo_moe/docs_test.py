@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import keyword
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -16,14 +17,21 @@ from lingvo_moe.config import registry
 from lingvo_moe.config.params import override
 
 ROOT = Path(__file__).parent.parent
-PAGES = [
-    *(ROOT / "README.md", ROOT / "CHANGELOG.md"),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted(ROOT.glob("*/results/*.md")),
-]
+DOCS = ROOT / "docs"
+GENERATED = [DOCS / "reference" / f"{name}.md" for name in ("tools", "params", "extension_points")]
+WRITTEN = [*sorted(ROOT.glob("*.md")), *sorted({*DOCS.rglob("*.md")} - {*GENERATED})]
+PAGES = [*WRITTEN, *GENERATED, *sorted(ROOT.glob("*/results/*.md"))]
+KINDS = {  # directory -> the first words of its pages
+    "start": "**Tutorial.**",
+    "howto": "**How-to.**",
+    "reference": "**Reference.**",
+    "explain": "**Explanation.**",
+    "dev": "**For contributors.**",
+}
 _COMMAND = re.compile(r"lingvo-moe-\w+")
 TOOLS = ROOT / "lingvo_moe" / "tools"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_BEFORE = re.compile(r"^ *(\$ |srun |setsid |- exec )")  # a command
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
@@ -47,20 +55,53 @@ def test_links_resolve(page):
 
 
 def test_every_page_is_in_the_index():
-    docs = ROOT / "docs"
-    index = (docs / "README.md").read_text(encoding="utf-8")
-    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"README.md"}
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
     assert not pages - set(_LINK.findall(index))
+
+
+def test_size():
+    total = sum(page.stat().st_size for page in WRITTEN)
+    assert total <= 130_000, f"{total} bytes are written by hand: drop paragraphs, not words"
+    assert (ROOT / "README.md").stat().st_size <= 5_000
+    assert (ROOT / "CHANGELOG.md").stat().st_size <= 2_000
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*/*.md")), ids=lambda page: page.name)
+def test_first_lines(page):
+    """A page is of one kind and says which; a tutorial or how-to soon has a command."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    room = page.parent.name
+    assert next(filter(None, lines[1:])).startswith(KINDS[room]), f"{page.name}: {KINDS[room]}"
+    if room in ("start", "howto"):
+        assert any(line.startswith("```") for line in lines[:10])
+
+
+def test_few_numbers():
+    """At most four per hundred words of what is not code; many numbers belong to results."""
+    for page in WRITTEN:
+        if page.parent.name in ("reference", "dev") or page.name == "results.md":
+            continue
+        text = _LINK.sub("]", _CODE.sub("", page.read_text(encoding="utf-8")))
+        words = text.split()
+        numbers = [word for word in words if re.match(r"[+\-−(~]*\d", word)]
+        assert 100 * len(numbers) <= 4 * max(len(words), 100), f"{page.name}: {numbers}"
+
+
+def test_generated_pages_are_those_of_the_code():
+    generated = runpy.run_path(str(DOCS / "reference" / "generate.py"))["pages"]()
+    assert {page.name for page in GENERATED} == set(generated)
+    for page in GENERATED:
+        cure = "run python docs/reference/generate.py"
+        assert page.read_text(encoding="utf-8") == generated[page.name], cure
 
 
 def _commands(page: Path) -> list[list[str]]:
     """The words of each command line of a tool in the page's blocks of code."""
     blocks = re.findall(r"^```[a-z]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     lines = "\n".join(blocks).replace("\\\n", " ").replace(" | ", "\n").splitlines()
-    lines = [
-        line.removeprefix("$ ") for line in lines if any(map(_COMMAND.fullmatch, line.split()))
-    ]
-    return [shlex.split(line, comments=True) for line in lines]
+    lines = [line for line in lines if any(map(_COMMAND.fullmatch, line.split()))]
+    return [shlex.split(_BEFORE.sub("", line), comments=True) for line in lines]
 
 
 @functools.cache
@@ -86,7 +127,7 @@ def test_commands_are_of_tools_with_these_flags(page):
 
 def test_settings_in_commands_of_the_page_on_data_are_read():
     """--set of lingvo-moe-train, by the params of the command's model."""
-    page = ROOT / "docs" / "howto" / "prepare_text.md"
+    page = DOCS / "howto" / "prepare_text.md"
     commands = [words for words in _commands(page) if "lingvo-moe-train" in words]
     checked = 0
     for words in commands:
@@ -99,14 +140,12 @@ def test_settings_in_commands_of_the_page_on_data_are_read():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_in_pages_can_be_read_and_imports_what_exists(page):
-    """Also attributes of `lm`; `doc_example_test` runs the code of routing.md."""
+    """Also attributes of `lm`; `doc_example_test` runs the code of own_routing.md."""
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
         tree = ast.parse(block)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lingvo_moe"):
-                if node.module == "lingvo_moe.moe.gatings.sampled":  # the page's own example
-                    continue
                 module = importlib.import_module(node.module)
                 missing = [
                     one.name

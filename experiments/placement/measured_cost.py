@@ -3,7 +3,8 @@
 python -m experiments.placement.measured_cost [--rounds=25] [--clock=wall]
 
 It measures a profile. Then it measures, in the same rounds, each prediction of the model at sizes
-and layouts that are not in the profile. Prints the tables of docs/explain/placement.md.
+and layouts that are not in the profile. Prints the table of placement_measured_cost.csv in
+experiments/results.
 
 Eight virtual devices share the machine's cores, so the step of a layout is measured for each device
 separately: one device receives, computes and synchronises while the others are idle (except in
