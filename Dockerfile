@@ -1,8 +1,8 @@
 # Runs lingvo-moe-serve with the model that is mounted at /model: see docs/howto/serve.md.
-FROM python:3.11-slim
+FROM python:3.13-slim
 
 COPY . /src
-RUN pip install --no-cache-dir '/src[serve]' && rm -r /src && useradd --system serve
+RUN pip install --no-cache-dir -c /src/constraints.txt '/src[serve]' && rm -r /src && useradd --system serve
 
 USER serve
 ENV TF_CPP_MIN_LOG_LEVEL=2 PYTHONDONTWRITEBYTECODE=1

@@ -36,6 +36,14 @@ def test_every_package_that_is_imported_is_required(given):
             assert known & names, f"{path} imports {package}, which setup.py does not require"
 
 
+def test_the_tested_versions_cover_what_is_required(given):
+    needed = [*given["install_requires"], *given["extras_require"]["dev"]]
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    known = {name.lower().replace("_", "-") for name in pinned}
+    names = {re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for text in needed}
+    assert names - known <= {"setuptools"}  # pip freeze leaves it out
+
+
 def _imported(path):
     """The top-level packages that a file imports."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
