@@ -1,4 +1,4 @@
-"""The recipe of Switch Transformer (Fedus et al. 2021, arXiv 2101.03961) for models of the zoo.
+"""The recipe of Switch Transformer (Fedus et al. 2021, arXiv 2101.03961) for small.MoE.
 
 Top-1 gating, capacity factor 1.25, balance loss with weight 0.01 and router inputs with 1 % jitter
 (sections 2.2 and 2.4, appendix C). Evaluation drops no token, as for all registered models.
@@ -9,21 +9,7 @@ from lingvo_moe.config.registry import register
 from lingvo_moe.moe.gatings.switch import Switch
 from lingvo_moe.moe.router import ByToken
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.zoo import m4, small
-
-
-def _with_recipe(params: TranslationParams) -> TranslationParams:
-    params = params.with_moe(gating=Switch(), router=ByToken(jitter=0.01))
-    return evolve(params, "model.moe.training.capacity_factor", 1.25)
-
-
-@register
-class MoE128E12L(m4.MoE128E12L):
-    """12.5B weights: m4.MoE128E12L with one expert per token."""
-
-    def params(self) -> TranslationParams:
-        """The frozen params."""
-        return _with_recipe(super().params())
+from lingvo_moe.zoo import small
 
 
 @register
@@ -32,4 +18,5 @@ class Small(small.MoE):
 
     def params(self) -> TranslationParams:
         """The frozen params."""
-        return _with_recipe(super().params())
+        params = super().params().with_moe(gating=Switch(), router=ByToken(jitter=0.01))
+        return evolve(params, "model.moe.training.capacity_factor", 1.25)
