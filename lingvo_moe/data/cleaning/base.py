@@ -14,13 +14,8 @@ from lingvo_moe.system.lines import is_blank
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CleaningRule(Params, abc.ABC):
-    """A policy: which lines of train are dropped. It sees one line at a time.
-
-    Attributes:
-        name: the name of its count in `dataset.json` and in reports.
-
-    Raises ValueError: the class has no name, or a field is out of range.
-    """
+    """A policy: which lines of train are dropped. It sees one line at a time. The class has a
+    `name`, that of its count in `dataset.json` and in reports."""
 
     name: ClassVar[str]
 
@@ -33,12 +28,7 @@ class CleaningRule(Params, abc.ABC):
     @returns("True or False", lambda v, *_: bool(v) if isinstance(v, bool | np.bool_) else None)
     @abc.abstractmethod
     def drops(self, texts: tuple[str, str], languages: tuple[str, str]) -> bool:
-        """Whether a line is dropped.
-
-        Args:
-            texts: source and target.
-            languages: the codes of the languages.
-        """
+        """Whether a line is dropped; texts and languages' codes are those of source and target."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,10 +43,8 @@ class Empty(CleaningRule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sameness(Params, abc.ABC):
-    """A policy: which texts count as the same, for repeated lines and for held-out text.
-
-    It compares texts as the vocabulary reads them: normalized, with one space for white space.
-    """
+    """A policy: which texts count as the same, for repeated lines and for held-out text. It
+    compares texts as the vocabulary reads them: normalized, with one space for white space."""
 
     @abc.abstractmethod
     def key(self, text: str) -> str:
@@ -73,21 +61,9 @@ class Exact(Sameness):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Near(Sameness):
-    """Texts that differ only in case, spaces, punctuation or Unicode compatibility are the same.
-
-    Attributes:
-        numbers: whether all digits count as the same, too.
-    """
-
-    numbers: bool = False
+    """Texts that differ only in case, spaces, punctuation or Unicode compatibility are the same."""
 
     def key(self, text):
         folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-        kept = (("0" if self.numbers and c.isdigit() else c) for c in folded if _is_content(c))
-        key = "".join(kept)
-        # A text without letters and digits, such as "!", stays itself.
-        return key or text
-
-
-def _is_content(character):
-    return unicodedata.category(character)[0] in "LMN"
+        kept = (c for c in folded if unicodedata.category(c)[0] in "LMN")
+        return "".join(kept) or text  # a text without letters and digits, such as "!"

@@ -1,10 +1,7 @@
 """Rules that drop bad lines of a corpus."""
 
-import abc
-import collections
 import dataclasses
 import functools
-import re
 import unicodedata
 from typing import Annotated
 
@@ -20,24 +17,19 @@ class Damaged(CleaningRule):
     name = "damaged"
 
     def drops(self, texts, languages):
-        return any(_is_damage(c) for text in texts if not text.isprintable() for c in text) or any(
-            "\ufffd" in text for text in texts
+        odd = {c for text in texts if not text.isprintable() for c in text} - {"\t"}
+        return any("\ufffd" in text for text in texts) or any(
+            unicodedata.category(c) == "Cc"
+            or ord(c) & 0xFFFE == 0xFFFE
+            or 0xFDD0 <= ord(c) <= 0xFDEF
+            for c in odd
         )
-
-
-def _is_damage(character):
-    code = ord(character)
-    never = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
-    return never or (unicodedata.category(character) == "Cc" and character != "\t")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Identical(CleaningRule):
-    """Both sides are equal, except for case.
-
-    Attributes:
-        longest: such lines of at most this number of characters are kept, as names are often equal.
-    """
+    """Both sides are equal, except for case. Lines of at most `longest` characters are kept, as
+    names are often equal."""
 
     name = "identical"
     longest: NonNegativeInt = 20
@@ -63,52 +55,11 @@ class LengthRatio(CleaningRule):
     added: NonNegativeInt = 15
 
     def drops(self, texts, languages):
-        shorter, longer = sorted(_letters(text) + self.added for text in texts)
+        wide = (sum(unicodedata.east_asian_width(c) in "WF" for c in text) for text in texts)
+        shorter, longer = sorted(
+            len(text) + 2 * more + self.added for text, more in zip(texts, wide, strict=True)
+        )
         return longer > self.largest * shorter
-
-
-def _letters(text):
-    return len(text) + 2 * sum(unicodedata.east_asian_width(c) in "WF" for c in text)
-
-
-_URL = re.compile(r"(?:https?|ftp)://[^\s<>\"'()（）。，、]+|www\.[^\s<>\"'()（）。，、]+")
-_NUMBER = re.compile(r"\d+(?:[.,٫٬'’\u00a0\u202f]\d+)*")
-
-
-class _Copied(CleaningRule, abc.ABC):
-    """Something that must occur equally often on both sides."""
-
-    @abc.abstractmethod
-    def found(self, text: str) -> list[str]:
-        """The parts of a text that must occur in the other text."""
-
-    def drops(self, texts, languages):
-        source, target = (collections.Counter(self.found(text)) for text in texts)
-        return source != target
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Urls(_Copied):
-    """The sides have different URLs."""
-
-    name = "urls"
-
-    def found(self, text):
-        return [url.rstrip(".,;:!?…") for url in _URL.findall(text)]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Numbers(_Copied):
-    """The sides have different numbers, in digits of any script, without separators.
-
-    A number that one side writes as a word counts as different, so this suits technical text.
-    """
-
-    name = "numbers"
-
-    def found(self, text):
-        digits = ([c for c in number if c.isdecimal()] for number in _NUMBER.findall(text))
-        return ["".join(str(unicodedata.decimal(c)) for c in number) for number in digits]
 
 
 # A script's code (ISO 15924), the first word of its letters' names in Unicode, and the languages
@@ -153,11 +104,8 @@ for _code, _names, *_languages in map(str.split, _SCRIPTS.strip().splitlines()):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Script(CleaningRule):
-    """A side has too few letters of its language's script. Unknown languages are not checked.
-
-    Attributes:
-        share: the least share of a side's letters that is kept.
-    """
+    """A side has fewer than `share` of its letters in its language's script. Unknown languages are
+    not checked."""
 
     name = "script"
     share: Share = 0.5
