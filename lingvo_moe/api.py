@@ -32,8 +32,7 @@ from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.system.files import check_local
 from lingvo_moe.system.progress import report
-from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.new_logdir import check_new_logdir
+from lingvo_moe.tasks.model_dir import ModelDir, check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import typical
 from lingvo_moe.tasks.translation import RuntimeFn

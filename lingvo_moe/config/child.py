@@ -23,17 +23,12 @@ def environment() -> dict[str, str]:
 
 
 def start(module: str, *arguments: str, **streams: Any) -> subprocess.Popen:
-    """Starts `python -m module`. The module must call `receive` to get what `send` sends.
+    """Starts `python -m module *arguments`; the module must call `receive` to get what `send`
+    sends. `streams` are stdout and stderr, as for subprocess.Popen.
 
     SIGINT, SIGTERM and SIGHUP do not reach the child. Terminals and clusters send them to all
-    processes of a job, but only the parent should handle them.
-
-    Args:
-        module: its name.
-        *arguments: of its command line.
-        **streams: stdout and stderr, as for subprocess.Popen.
-
-    Raises OSError: no process can be started.
+    processes of a job, but only the parent should handle them. Raises OSError: no process can
+    start.
     """
     # A child inherits the signal mask of the thread that starts it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)

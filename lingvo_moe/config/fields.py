@@ -64,10 +64,7 @@ _LONGEST = 100  # characters of a value in an error
 
 class Params:
     """A frozen dataclass that checks its fields; a `__post_init__` of a subclass calls super's
-    first.
-
-    Raises ValueError: a field is not of its annotated type or breaks a rule of it.
-    """
+    first. Raises ValueError: a field is not of its annotated type or breaks a rule of it."""
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
@@ -123,15 +120,9 @@ def conforms(value: Any, hint: Any) -> bool:
 
 
 def check_fields(value: Any, hints: Mapping[str, Any], source: str) -> None:
-    """Checks that a JSON value is an object with these fields; it may have others too.
-
-    Args:
-        value: the parsed JSON.
-        hints: field -> its type: str, int, list[…] or dict[str, …].
-        source: its name in errors, such as the path of the file.
-
-    Raises ValueError: it is not an object, or a field is missing or of another type.
-    """
+    """Checks that a parsed JSON value is an object with these fields, of types str, int, list[…] or
+    dict[str, …]; it may have others too. `source` is its name in errors. Raises ValueError: it is
+    not an object, or a field is missing or of another type."""
     if not isinstance(value, dict):
         raise ValueError(f"{source} must be a JSON object, got {value!r:.60}.")
     for name, hint in hints.items():
@@ -175,14 +166,8 @@ def short_repr(value: Any) -> str:
 
 
 def list_of(values: Any, name: str) -> list[Any]:
-    """The elements of an argument that must be a list, a tuple, an array or the like.
-
-    Args:
-        values: the argument.
-        name: of the argument, for errors.
-
-    Raises ValueError: it is a single text or object.
-    """
+    """The elements of the argument `name`, which must be a list, a tuple, an array or the like.
+    Raises ValueError: it is a single text or object."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         given = short_repr(values)
         raise ValueError(f"{name} must be a list, got {given}; write [{given}].")

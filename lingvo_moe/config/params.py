@@ -36,12 +36,8 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
     A value is a Python literal (`3`, `0.5`, `None`, `('de-en',)`), bare text for a str field, or,
     for a field that holds a policy, the policy's class with its arguments: `Top2(second='always')`.
-    Spaces at the ends of bare text are part of it.
-
-    Args:
-        params: a frozen dataclass, possibly with dataclasses inside.
-        assignments: texts `dotted.path=value`, applied in order. Consecutive assignments to fields
-            of one object are applied together, so rules about several fields are checked once.
+    Spaces at the ends of bare text are part of it. Consecutive assignments to fields of one object
+    are applied together, so rules about several fields are checked once.
 
     Raises ValueError: malformed text, an unknown field, a value of the wrong type, or a broken
     rule; the message begins with the assignments and names the nearest fields or the type.
@@ -53,16 +49,8 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
 
 def parse_policy(base: type, text: str, flag: str) -> Any:
-    """The policy object that a text such as `Top2(second_expert='always')` describes.
-
-    Args:
-        base: the abstract class of the policy.
-        text: its class with its arguments.
-        flag: that holds the text, such as "--metric", for errors.
-
-    Raises ValueError: malformed text, an unknown class or field, a value of the wrong type, or a
-    broken rule; the message begins with the flag and the text.
-    """
+    """The policy, of an abstract class, that the text of a flag such as "--metric" describes:
+    `Top2(second_expert='always')`. Raises ValueError as `override`, beginning with the flag."""
     try:
         return _parse(text, base, flag.removeprefix("--"))
     except ValueError as error:
@@ -70,15 +58,9 @@ def parse_policy(base: type, text: str, flag: str) -> Any:
 
 
 def evolve(params: Any, path: str, value: Any) -> Any:
-    """Returns params with one field replaced; the argument stays unchanged.
-
-    Args:
-        params: a frozen dataclass, possibly with dataclasses inside.
-        path: the field, such as "model.moe.num_experts".
-        value: its new value, a policy object for instance.
-
-    Raises ValueError: there is no such field, or the value is of the wrong type or breaks a rule.
-    """
+    """Returns params with one field, such as "model.moe.num_experts", replaced; the argument stays
+    unchanged. Raises ValueError: there is no such field, or the value is of the wrong type or
+    breaks a rule."""
     try:
         return _evolve(params, path, value)
     except ValueError as error:
@@ -87,14 +69,8 @@ def evolve(params: Any, path: str, value: Any) -> Any:
 
 
 def evolve_all(params: Any, values: Mapping[str, Any]) -> Any:
-    """Returns params with several of its own fields replaced at once.
-
-    Args:
-        params: a frozen dataclass.
-        values: field -> its new value.
-
-    Raises ValueError: as `evolve`.
-    """
+    """Returns params with several of its own fields replaced at once. Raises ValueError: as
+    `evolve`."""
     cls = type(params)
     for name in values:
         if name not in _field_names(cls):
@@ -333,15 +309,9 @@ def to_fields(params: Any) -> dict[str, str]:
 
 
 def from_fields(cls: type, fields: Mapping[str, str], source: str) -> Any:
-    """The inverse of `to_fields`; no code in the texts is run.
-
-    Args:
-        cls: the class of the params.
-        fields: path -> text; a missing field has its default.
-        source: the source of the texts, for errors.
-
-    Raises ValueError: an unknown field or class, or a value of the wrong type or range.
-    """
+    """The inverse of `to_fields`; no code in the texts is run, and a missing field has its default.
+    `source` names the texts in errors. Raises ValueError: an unknown field or class, or a value of
+    the wrong type or range."""
     remaining = dict(fields)
     params = _from_fields(cls, "", remaining, source)
     if remaining:
@@ -383,13 +353,6 @@ def _from_fields(cls, prefix, remaining, source):
 
 def _value(path, hint, remaining, source):
     text = remaining.pop(path)
-    if _is_from_data(text, hint):
-        return FROM_DATA
-    if _policy_of_tuple(hint) is not None:
-        try:
-            return _parse(text, hint, path)
-        except ValueError as error:
-            raise ValueError(f"{source}: {str(error).removeprefix('--set=')}") from error
     known = {_class_name(c): c for c in classes(hint)}
     if text in known:
         return _from_fields(known[text], path + ".", remaining, source)
@@ -400,13 +363,9 @@ def _value(path, hint, remaining, source):
             cure = f"a notebook or a session defined {name}; define it there again first"
         raise ValueError(f"{source}: {path} is of the unknown class {text}; {cure}.")
     try:
-        value = ast.literal_eval(text)
-    except UNREADABLE:
-        value = ...  # no field has the type of Ellipsis
-    if not conforms(value, hint):
-        wanted = _choices(hint) or type_name(hint)
-        raise ValueError(f"{source}: {path}={text} is not of type {wanted}.")
-    return value
+        return _parse(text, hint, path)
+    except ValueError as error:
+        raise ValueError(f"{source}: {str(error).removeprefix('--set=')}") from error
 
 
 def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:

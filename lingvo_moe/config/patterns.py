@@ -29,15 +29,8 @@ def first_match(rules: Sequence[tuple[str, Value]], name: str, otherwise: Value)
 
 
 def check_found(patterns: Sequence[str], names: Collection[str], field: str) -> None:
-    """Checks that every pattern matches a name.
-
-    Args:
-        patterns: regular expressions.
-        names: the names.
-        field: of the params, for the error.
-
-    Raises ValueError: a pattern matches no name.
-    """
+    """Raises ValueError: one of the patterns, of a field of the params, is found in none of the
+    names."""
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in names):
             raise ValueError(

@@ -22,11 +22,8 @@ _imported: dict[str, ModuleType] = {}
 def import_plugins(names: Iterable[str]) -> None:
     """Imports modules for the models and policies that they define; each is imported once.
 
-    Args:
-        names: `my.module`, searched in the current directory too, or a file: `models/mine.py`
-            becomes the module `mine`, and `my-gates.py` becomes `my_gates`. The running script is
-            left out.
-
+    A name is `my.module`, searched in the current directory too, or a file: `models/mine.py`
+    becomes the module `mine`, and `my-gates.py` becomes `my_gates`. The running script is left out.
     Raises ValueError: there is no such module or file, another module has its name, or its import
     fails.
     """
@@ -77,15 +74,9 @@ def _sources(file: Path) -> list[Path]:
 
 
 def import_name(module: str) -> str:
-    """The name by which `import_plugins` of another process can import a module loaded here.
-
-    Args:
-        module: its name; "__main__" is the running script.
-
-    Returns:
-        The name; for a script its file, as an absolute path; "__main__" if there is no file, as in
-        a notebook.
-    """
+    """The name by which `import_plugins` of another process can import a module loaded here: of
+    "__main__", the running script, its file as an absolute path, or "__main__" if there is no file,
+    as in a notebook."""
     if module != "__main__":
         return module
     main = sys.modules[module]

@@ -12,12 +12,9 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def returns(rule: str, check: Callable[..., Any]) -> Callable[[Callable], Callable]:
-    """A decorator for a method of an interface: what overrides in plug-ins return is checked.
-
-    Args:
-        rule: what they must return, for the error.
-        check: (result, self, *arguments) -> the result to use; None, or an error, if it is wrong.
-    """
+    """A decorator for a method of an interface: what overrides in plug-ins return is checked. They
+    must return `rule`; check(result, self, *arguments) gives the result to use, None or an error if
+    it is wrong."""
 
     def declare(method):
         method.returns = rule, check

@@ -37,14 +37,9 @@ class _Job(NamedTuple):
 
 
 def run_pipeline(work: Work, options: Sequence[str]) -> None:
-    """Makes all pieces; finished ones are kept.
-
-    Args:
-        work: the preparation, with absolute paths; its directory exists.
-        options: flags of the pipeline, such as --runner=FlinkRunner.
-
-    Raises OSError: something is wrong with the corpus or a file, or the pipeline has failed.
-    """
+    """Makes all unfinished pieces of a preparation with absolute paths, whose directory exists.
+    `options` are flags such as --runner=FlinkRunner. Raises OSError: something is wrong with the
+    corpus or a file, or the pipeline has failed."""
     job = _Job(pickle.dumps(imported()), pickle.dumps(work))
     try:
         with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:

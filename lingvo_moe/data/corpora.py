@@ -86,15 +86,11 @@ def find_pairs(
 
     The layout is `SPLIT/SRC-TGT.SRC` and `SPLIT/SRC-TGT.TGT`, or `SPLIT/SRC-TGT.tsv` with a tab
     between the sides, or `SPLIT/SRC-TGT.tmx` (`data.tmx`); each may be compressed (`.gz`, `.zst`).
-    SPLIT is train, dev or test. Names that begin with a dot are ignored.
+    SPLIT is train, dev or test. Names that begin with a dot are ignored; `report` takes a warning
+    for each other name that is not read and does not look like data.
 
-    Args:
-        corpus: the directory.
-        report: takes a warning for each name that is not read and does not look like data.
-        needs_train: whether a corpus without training text is an error.
-
-    Raises ValueError: no train split where it is needed, no files in it, a pair with one side or
-    with two sources in a split, or a name that looks like data and is not read, such as `valid`,
+    Raises ValueError: no text in train where it is needed, no files, a pair with one side or with
+    two sources in a split, or a name that looks like data and is not read, such as `valid`,
     `de-en.txt`, `zh-TW-en.tsv` or `de-en.de.bz2`; OSError: a directory cannot be read.
     """
     _check_splits(corpus, report)
@@ -129,8 +125,7 @@ def _check_splits(corpus, report):
                 raise ValueError(f"{path} must be a directory, the files of one split.")
         elif path.name.lower() in meant:
             raise ValueError(
-                f"{path} is not read: the splits are named {', '.join(SPLITS)}. Rename it to "
-                f"{meant[path.name.lower()]!r} or move it away."
+                f"{path} is not read: rename it to {meant[path.name.lower()]!r} or move it away."
             )
         else:
             report(f"warning: {path} is not read; the splits are {', '.join(SPLITS)}.")
@@ -143,8 +138,16 @@ def _pair_files(directory, report) -> dict[str, tuple[Path, ...]]:
         name, _, side = _plain_name(path).rpartition(".")
         if _is_pair(name) and side in (*name.split("-"), *_WHOLE):
             check_pair_name(name)
-            _check_readable(path)
-            _add_source(found.setdefault(name, {}), side, path)
+            if not path.is_file():
+                raise ValueError(f"{path} is no file, or a link to nothing; put the text there.")
+            path.open("rb").close()  # whether it can be read
+            sides = found.setdefault(name, {})
+            for other, there in sides.items():
+                if side == other or {side, other} & {*_WHOLE}:
+                    raise ValueError(
+                        f"{there} and {path} are two sources of the same text; keep one of them."
+                    )
+            sides[side] = path
         elif "-" in path.name:
             raise ValueError(
                 f"{path} looks like data but is not read: files are named {_FILE_NAMES}. A "
@@ -165,22 +168,6 @@ def _is_pair(name: str) -> bool:
     return len(languages) == 2 and all(map(_LANGUAGE.fullmatch, languages))
 
 
-def _check_readable(path):
-    if not path.is_file():
-        raise ValueError(f"{path} is no file, or a link to nothing; put the text there.")
-    path.open("rb").close()
-
-
-def _add_source(sides, side, path):
-    """Adds a file of a pair; an error if there is another source of the same text."""
-    for other, there in sides.items():
-        if side == other or {side, other} & {*_WHOLE}:
-            raise ValueError(
-                f"{there} and {path} are two sources of the same text; keep one of them."
-            )
-    sides[side] = path
-
-
 def _both_sides(name, sides):
     for kind in _WHOLE:
         if kind in sides:
@@ -189,8 +176,7 @@ def _both_sides(name, sides):
     source, target = name.split("-")
     if source == target:
         raise ValueError(
-            f"{there} would be both sides of {name}. For text in one language write {name}.tsv, or "
-            f"give the sides different names."
+            f"{there} would be both sides of {name}. For text in one language write {name}.tsv."
         )
     for side in (source, target):
         if side not in sides:
@@ -207,8 +193,7 @@ def _aligned_pairs(source: Path, target: Path) -> Iterator[SentencePair]:
             totals = [before + (line is not None) for line in lines]
             totals = [n + sum(1 for _ in side) for n, side in zip(totals, sides, strict=True)]
             raise ValueError(
-                f"{source} has {totals[0]} lines and {target} has {totals[1]}; line n of one must "
-                f"be line n of the other. Find the first line that does not match."
+                f"{source} has {totals[0]} lines and {target} has {totals[1]}; lines must match."
             )
         yield SentencePair(lines[0].strip(), lines[1].strip())
 
@@ -224,15 +209,9 @@ def _tsv_pairs(path: Path) -> Iterator[SentencePair]:
 
 
 def write_corpus(directory: Path, splits: Mapping[str, Examples]) -> None:
-    """Writes examples as a corpus that `find_pairs` reads.
-
-    Args:
-        directory: to be made.
-        splits: split -> examples, read once, in any order of pairs.
-
-    Raises ValueError: an unknown split, a split without examples, an example that is not three
-    strings, a pair that is not SRC-TGT, or a text with a line break, which would end its line.
-    """
+    """Writes a corpus that `find_pairs` reads: split -> examples, read once, in any order of pairs.
+    Raises ValueError: an unknown split, one without examples, an example that is not three strings,
+    a pair that is not SRC-TGT, or a text with a line break."""
     for split, examples in splits.items():
         if split not in SPLITS:
             raise ValueError(f"There is no split {split!r}; the splits are {', '.join(SPLITS)}.")
@@ -241,21 +220,17 @@ def write_corpus(directory: Path, splits: Mapping[str, Examples]) -> None:
         number = 0
         for number, example in enumerate(examples, start=1):
             pair, *texts = _checked(example, f"Example {number} of {split}")
-            for name, line in _file_lines(pair, texts):
-                lines[directory / split / name].append(f"{line}\n")
+            source, target = pair.split("-")
+            if source == target:  # a pair of one language has both in one file
+                lines[directory / split / f"{pair}.tsv"].append("\t".join(texts) + "\n")
+            else:
+                for side, text in zip((source, target), texts, strict=True):
+                    lines[directory / split / f"{pair}.{side}"].append(f"{text}\n")
             if number % _LINES_AT_ONCE == 0:
                 _append(lines)
         _append(lines)
         if not number:
             raise ValueError(f"There are no examples of {split}; give some, or leave it out.")
-
-
-def _file_lines(pair, texts) -> list[tuple[str, str]]:
-    """(name of a file, its line) of an example; a pair of one language has both in one file."""
-    source, target = pair.split("-")
-    if source == target:
-        return [(f"{pair}.tsv", "\t".join(texts))]
-    return [(f"{pair}.{side}", text) for side, text in zip((source, target), texts, strict=True)]
 
 
 def _append(lines):

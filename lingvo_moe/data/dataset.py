@@ -26,10 +26,7 @@ SIDES = ("source", "target")
 
 @dataclasses.dataclass(frozen=True)
 class PairInfo:
-    """A language pair of a dataset.
-
-    Raises ValueError: a name that cannot be a file's.
-    """
+    """A language pair of a dataset. Raises ValueError: a name that cannot be a file's."""
 
     name: str  # "de-en"
     # source, target: its languages
@@ -84,8 +81,7 @@ class Dataset:
             return _from_json(directory, fields)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"{directory} holds no dataset: {error} Restore it, or make one with "
-                f"lingvo-moe-prepare."
+                f"{directory} holds no dataset: {error} Make one with lingvo-moe-prepare."
             ) from error
 
     def save(self) -> None:
@@ -164,41 +160,24 @@ class Dataset:
     def examples(self, split: str, name: str) -> list[Example]:
         """All examples of a pair's split. Raises OSError: a shard is missing or damaged."""
         shards = self.pair(name).shards.get(split, [])
-        return [example for shard in shards for example in self.read_shard(shard)]
+        return [example for shard in shards for example in self.records(shard)]
 
     def first_examples(self, split: str, name: str, count: int) -> Iterator[Example]:
         """The first examples of a pair's split, at most `count`, one by one; reads only these.
         Raises OSError: a shard is missing or damaged."""
         shards = self.pair(name).shards.get(split, [])
-        examples = itertools.chain.from_iterable(map(self.read_shard, shards))
+        examples = itertools.chain.from_iterable(map(self.records, shards))
         return itertools.islice(examples, count)
 
-    def read_shard(self, shard: str) -> Iterator[Example]:
-        """The examples of one shard, one by one.
-
-        Args:
-            shard: its path below the directory.
-
-        Raises OSError: as `records`, or a record is damaged.
-        """
-        yield from self.records(shard)
-
     def records(self, shard: str) -> Records:
-        """Opens a shard. Its checksum is verified when it is opened for the first time.
-
-        Args:
-            shard: its path below the directory.
-
-        Raises:
-            OSError: the shard is missing or damaged, or has another checksum than in dataset.json.
-        """
+        """Opens a shard, by its path below the directory; its checksum is verified the first time.
+        Raises OSError: it is missing or damaged, or has another checksum than in dataset.json."""
         records = _open_files()(self._key, self.directory / shard)
         if self._verified.get(shard) != records.version:
             found = records.checksum
             if found != self.checksums.get(shard, found):
                 raise OSError(
-                    f"Shard {records.path} is not the file that {FILE} describes: its checksum is "
-                    f"{found[:12]}…. Restore it or prepare the data again."
+                    f"Shard {records.path} has another checksum than in {FILE}; restore it."
                 )
             self._verified[shard] = records.version
         return records

@@ -91,7 +91,7 @@ def test_exchanged_vocabulary(dataset):
 def test_identity_is_of_the_contents(dataset):
     """The same examples written again are the same data; another example or order is not."""
     loaded = Dataset.load(dataset.directory)
-    examples = list(loaded.read_shard(SHARD))
+    examples = list(loaded.records(SHARD))
     write_records(dataset.directory / SHARD, examples)
     dataset.save()
     assert Dataset.load(dataset.directory).sha256 == loaded.sha256
@@ -101,7 +101,7 @@ def test_identity_is_of_the_contents(dataset):
 
 
 def test_a_shard_that_is_another_file(dataset):
-    write_records(dataset.directory / SHARD, list(dataset.read_shard(SHARD))[::-1])
+    write_records(dataset.directory / SHARD, list(dataset.records(SHARD))[::-1])
     loaded = Dataset.load(dataset.directory)
     with pytest.raises(OSError, match="checksum"):
         loaded.examples("test", "de-en")
@@ -140,10 +140,10 @@ def test_damaged_and_missing_shards(dataset):
     path = dataset.directory / SHARD
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(OSError, match=SHARD):
-        list(dataset.read_shard(SHARD))
+        list(dataset.records(SHARD))
     path.unlink()
     with pytest.raises(OSError, match=SHARD):
-        list(dataset.read_shard(SHARD))
+        list(dataset.records(SHARD))
 
 
 def test_all_datasets_together_keep_half_of_the_allowed_files_open(tmp_path, monkeypatch):

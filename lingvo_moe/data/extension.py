@@ -26,21 +26,17 @@ def extend_vocabulary(
     tags: Sequence[str] = (),
     **options,
 ) -> Vocabulary:
-    """A vocabulary with pieces for characters that it did not have, and with new tags.
+    """A vocabulary with pieces for characters that it did not have, and with new tags; the old one
+    if there is nothing to add.
 
     Every new piece has such a character. So other texts are split into the same pieces as before.
 
     Args:
-        old: the vocabulary, of unigrams or of byte pairs; ids, scores and normalization stay.
+        old: of unigrams or of byte pairs; ids, scores and normalization stay.
         texts: language -> its sentences.
-        new_pieces: largest number of new pieces, without tags: single characters first, then by
-            score.
+        new_pieces: largest number of new pieces, without tags: single characters first.
         tags: target languages that need a tag.
-        **options: temperature, max_sentences, character_coverage and seed of
-            `train_vocabulary`.
-
-    Returns:
-        The extended vocabulary; `old` itself if there is nothing to add.
+        **options: temperature, max_sentences, character_coverage and seed of `train_vocabulary`.
 
     Raises ValueError: the characters alone need more pieces.
     """
@@ -99,8 +95,7 @@ def _pieces_for(texts: Mapping[str, _LinesWithOthers], known, count, options):
     single = sum(len(piece.piece) == 1 for piece in new)
     if single > count:
         raise ValueError(
-            f"The text has {single} characters that the vocabulary lacks, but new_pieces={count}; "
-            f"raise it."
+            f"The text has {single} characters that the vocabulary lacks; raise new_pieces={count}."
         )
     return sorted(new, key=lambda p: (len(p.piece) > 1, -p.score))[:count]
 
@@ -108,19 +103,9 @@ def _pieces_for(texts: Mapping[str, _LinesWithOthers], known, count, options):
 def find_parents(
     new: Vocabulary, old: Vocabulary, relatives: Mapping[str, str]
 ) -> list[tuple[int, ...]]:
-    """For each piece of a new vocabulary the corresponding pieces of an old one.
-
-    Args:
-        new: the new vocabulary.
-        old: the old one.
-        relatives: new target language -> known one.
-
-    Returns:
-        For each id of `new` ids of `old`: of the same piece; for a new piece, of the pieces that
-        its text was split into; for a new tag, of its relative's tag, or of all tags.
-
-    Raises ValueError: a relative has no tag in `old`.
-    """
+    """For each id of a new vocabulary, ids of the old one: of the same piece; for a new piece, of
+    the pieces that its text was split into; for a new tag, of the tag of its relative (new target
+    language -> known one), or of all tags. Raises ValueError: a relative has no tag in `old`."""
     ids = {piece: i for i, piece in enumerate(old.pieces(range(old.size)))}
     tags = {tag_piece(language): language for language in new.tags}
 

@@ -37,15 +37,8 @@ class LanguageTags(Params, abc.ABC):
     def example(
         self, tags: tuple[int, int], source: Sequence[int], target: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        """A sentence pair for training.
-
-        Args:
-            tags: of the source language and the target language.
-            source, target: pieces.
-
-        Returns:
-            Source and target with tags and EOS.
-        """
+        """Source and target with tags and EOS, for training, of the tags of both languages and the
+        pieces."""
         prefix = self.prefix(*tags)
         given = prefix[: int(self.on_target)]
         return [*prefix[len(given) :], *source, EOS], [*given, *target, EOS]

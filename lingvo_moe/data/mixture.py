@@ -110,16 +110,9 @@ class Mixture:
         temperature: float,
         pair_factors: Factors,
     ) -> "Mixture":
-        """The mixture of a training run.
-
-        Args:
-            dataset: the main dataset.
-            corpora: further corpora.
-            pairs, temperature, pair_factors: as in InputParams.
-
+        """The mixture of a training run: main dataset, further corpora, and fields of InputParams.
         Raises ValueError: a corpus does not fit the dataset; a pair is unknown or has no examples;
-        or no pair has a probability above 0.
-        """
+        or no pair has a probability above 0."""
         streams = [*_streams(dataset), *_further(dataset, corpora)]
         _check_pairs(streams, dataset, corpora, pairs)
         patterns = [pattern for pattern, _ in pair_factors]

@@ -69,13 +69,8 @@ class Pool:
     """
 
     def __init__(self, draw: Callable[[], Waiting], size: int, row: tuple[int, int]):
-        """An empty pool.
-
-        Args:
-            draw: returns the next example, which must fit an empty row.
-            size: W.
-            row: L and T.
-        """
+        """An empty pool of W places for rows of (L, T); `draw` returns the next example, which
+        fits."""
         self._draw, self._size, self._row = draw, size, row
         self._waiting: list[Waiting] = []
         self._lengths = np.zeros([2, size], np.int64)
@@ -127,11 +122,7 @@ class Pool:
 
 
 def batch_of(rows: Sequence[Row], shape: Shape) -> NestedMap:
-    """A batch of int32 arrays.
-
-    Args:
-        rows: the examples of each row, which must fit.
-        shape: of the batch.
+    """A batch of int32 arrays, from the examples of each row, which must fit.
 
     Returns:
         source_ids, source_segment_ids, source_pair_ids [B, L]; target_inputs (shifted right, BOS
@@ -167,21 +158,14 @@ def batch_of(rows: Sequence[Row], shape: Shape) -> NestedMap:
 def padded_batches(
     sentences: Sequence[Sequence[int]], max_tokens: int
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """`batches` of token ids.
-
-    Yields:
-        Indices of the sentences in the input; ids int32 [B, L], padded with PAD; lengths int32 [B].
-    """
+    """`batches` of token ids: indices of the sentences in the input; ids int32 [B, L], padded with
+    PAD; lengths int32 [B]."""
     for indices in batches([len(sentence) for sentence in sentences], max_tokens):
         yield indices, *padded([sentences[i] for i in indices])
 
 
 def padded(sentences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """One batch: ids int32 [B, L], padded with PAD, and lengths int32 [B].
-
-    Args:
-        sentences: token ids of at least one sentence.
-    """
+    """One batch of at least one sentence: ids int32 [B, L], padded with PAD; lengths int32 [B]."""
     lengths = np.array([len(sentence) for sentence in sentences], np.int32)
     ids = np.full((len(sentences), rounded_up(int(lengths.max()))), PAD, np.int32)
     for row, sentence in zip(ids, sentences, strict=True):

@@ -56,8 +56,7 @@ class InputParams(Params):
         super().__post_init__()
         if self.batch_size is not FROM_DATA and self.batch_size % self.num_virtual_shards:
             raise ValueError(
-                f"input.virtual_shards must divide input.batch_size={self.batch_size}, got "
-                f"{self.virtual_shards}."
+                f"input.virtual_shards={self.virtual_shards} must divide the batch_size."
             )
         names = [MAIN, *(corpus.name for corpus in self.corpora)]
         if len(set(names)) < len(names):
@@ -98,13 +97,7 @@ class Part(NamedTuple):
 
     @staticmethod
     def of(rows: np.ndarray, process: int, shards: int) -> "Part":
-        """The part of one process.
-
-        Args:
-            rows: bool [processes, B], the rows that the devices of each process read.
-            process: the number of the process.
-            shards: V.
-        """
+        """The part of one process of those whose devices read `rows`, bool [processes, B]."""
         packed = rows.reshape(len(rows), shards, -1).max(axis=2)
         return Part(packed[process], packed[process] & (packed.argmax(axis=0) == process))
 
@@ -146,16 +139,8 @@ class TrainInput:
     """
 
     def __init__(self, dataset: Dataset, params: InputParams, seed: int, part: Part | None = None):
-        """Opens the dataset's train split.
-
-        Args:
-            dataset: prepared data.
-            params: the shape of batches, and the sampling of pairs.
-            seed: seed of all random choices.
-            part: the virtual shards that this process packs; None for all.
-
-        Raises ValueError: as `Mixture.of`.
-        """
+        """Opens the dataset's train split; `part` is what this process packs, None for all. Raises
+        ValueError: as `Mixture.of`."""
         shards = params.num_virtual_shards
         self.dataset, self.params, self.seed = dataset, params, seed
         self.part = part or Part(*np.ones([2, shards], bool))
@@ -176,10 +161,8 @@ class TrainInput:
 
     def next_batch(self) -> NestedMap:
         """The next batch; see `packing.batch_of`. Rows that this process does not pack are 0.
-
         Raises ValueError: more than MOST_SKIPPED examples in succession do not fit a row; OSError:
-        a shard of the dataset is missing or damaged.
-        """
+        a shard of the dataset is missing or damaged."""
         rows = [row for shard in self._shards.values() for row in shard.next_rows()]
         self._batches += 1
         return self.part.batch(batch_of(rows, self._shape._replace(rows=len(rows))))
@@ -189,12 +172,9 @@ class TrainInput:
         TrainInput(self.dataset, self.params, self.seed, self.part).next_batch()
 
     def state(self) -> dict[str, Any]:
-        """The position of the stream: a few counters of each virtual shard.
-
-        Returns:
-            batches []; draws [V], counters [V, P] and waiting [V, W, 3]: arrays of int64, or
-            `ProcessRows` of those if other processes save some of the shards.
-        """
+        """The position of the stream: batches []; draws [V], counters [V, P] and waiting [V, W, 3],
+        arrays of int64, or `ProcessRows` of those if other processes save some of the virtual
+        shards."""
         shards = {v: shard.state() for v, shard in self._shards.items()}
         return {"batches": np.asarray(self._batches, np.int64), **self.part.state(shards)}
 

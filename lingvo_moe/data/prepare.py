@@ -55,16 +55,8 @@ def prepare_synthetic(
     report: Callable[[str], None] = lambda line: None,
     **options: Any,
 ) -> Dataset:
-    """Writes the synthetic corpus beside output, as OUTPUT_raw, and makes a dataset of it.
-
-    Args:
-        output, params, overwrite, report: as for `prepare`.
-        raw: the corpus.
-        **options: further arguments of `prepare`.
-
-    Raises ValueError: output exists, or OUTPUT_raw holds something other than a synthetic corpus;
-    or as `prepare`.
-    """
+    """Writes the synthetic corpus beside output, as OUTPUT_raw, and prepares it. Raises ValueError:
+    OUTPUT_raw holds something other than a synthetic corpus; or as `prepare`."""
     check_tags(params)
     check_output(output, MAKER, overwrite)
     corpus = output.with_name(f"{output.name}_raw")
@@ -90,9 +82,7 @@ def prepare(
     same call goes on from the finished pieces, and gives the same bytes.
 
     Args:
-        corpus: see `corpora.find_pairs`.
-        output: the directory to make; it must not contain the corpus or be inside it.
-        params: see PrepareParams.
+        corpus: see `corpora.find_pairs`; neither it nor output may contain the other.
         processes: number of processes on this machine; None for one per core.
         beam: options of an Apache Beam pipeline, whose workers make the pieces (data.apache_beam);
             None for processes on this machine.
@@ -101,9 +91,8 @@ def prepare(
         report: takes lines of progress and warnings.
 
     Raises ValueError: something is wrong with the corpus, or output exists, or OUTPUT.parts belongs
-    to another call; or tags_on_both_sides is set and the sides have vocabularies of their own;
-    OSError: something cannot be read or written, or the pipeline has failed; ImportError: `beam` is
-    given, but apache-beam is not installed.
+    to another call; OSError: something cannot be read or written, or the pipeline has failed;
+    ImportError: `beam` is given, but apache-beam is not installed.
     """
     if processes is None:
         processes = 1 if beam is not None else len(os.sched_getaffinity(0))
@@ -114,7 +103,9 @@ def prepare(
         extend = params.extend and os.path.abspath(params.extend)
         params = dataclasses.replace(params, extend=extend)
     check_tags(params)
-    _check_apart(corpus, output)
+    ours, theirs = output.resolve(), corpus.resolve()
+    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+        raise ValueError(f"Give an output outside the corpus, not {output}, or one that holds it.")
     pairs = _directions(find_pairs(corpus, report, not params.extend), params.both_directions)
     _check_languages(pairs, params, report)
     check_output(output, MAKER, overwrite)
@@ -150,15 +141,6 @@ def prepare(
     with contextlib.suppress(OSError):  # the user has put files there
         directory.rmdir()
     return dataset
-
-
-def _check_apart(corpus, output):
-    ours, theirs = output.resolve(), corpus.resolve()
-    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
-        raise ValueError(
-            f"The output {output} and the corpus {corpus} must not contain one another; give an "
-            f"output outside the corpus."
-        )
 
 
 def _check_languages(pairs, params: PrepareParams, report: Callable[[str], None]) -> None:
@@ -243,8 +225,7 @@ def _check_examples(work):
         raise ValueError(nothing_kept(work))
     if given and not any(sum(pair.counts.get("train", ())) for pair in pairs):
         raise ValueError(
-            f"No training example is left: all are longer than "
-            f"max_length={work.params.max_length}. Raise it, or give lines of single sentences."
+            f"All training examples are longer than max_length={work.params.max_length}; raise it."
         )
 
 

@@ -9,7 +9,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,12 +84,8 @@ def hashes(texts: Iterable[bytes]) -> np.ndarray:
 
 
 def sorted_keys(texts: Iterable[bytes], lines: np.ndarray) -> np.ndarray:
-    """The hash and the number of each line of a block, sorted by hash, then by number.
-
-    Args:
-        texts: the bytes of the lines.
-        lines: their numbers in the block, ascending.
-    """
+    """The hash and the number of each line of a block, sorted by hash, then by number; `lines` are
+    the numbers, ascending."""
     numbers = hashes(texts).view("<u8").reshape(-1, 2)
     keys = np.empty(len(lines), _KEY)
     keys["high"], keys["low"], keys["line"] = numbers[:, 0], numbers[:, 1], lines
@@ -99,13 +95,9 @@ def sorted_keys(texts: Iterable[bytes], lines: np.ndarray) -> np.ndarray:
 def repeated_lines(
     blocks: Iterable[np.ndarray], starts: np.ndarray, part: int, parts: int
 ) -> np.ndarray:
-    """The numbers of the lines that repeat an earlier line: int64, ascending.
-
-    Args:
-        blocks: `sorted_keys` of each block; only a range of each is read.
-        starts: the number of the first line of each block.
-        part, parts: the number of the range of hashes, from 0, and the number of ranges.
-    """
+    """The numbers of the lines that repeat an earlier line: int64, ascending. Of the `sorted_keys`
+    of each block, which begins at line `starts`, only range `part` of `parts` of the hashes is
+    read."""
     bounds = np.array([i * 2**64 // parts for i in range(1, parts)], np.uint64)
     highs, lows, lines = (np.empty(0, kind) for kind in (np.uint64, np.uint64, np.int64))
     columns: list[tuple[np.ndarray, ...]] = [(highs, lows, lines)]
@@ -168,12 +160,8 @@ class Work:
         return [functools.partial(normalize, rules=name) for name in (source, target)]
 
     def key(self, text: str, *sides: int) -> str:
-        """The key of a text; texts with equal keys count as the same.
-
-        Args:
-            text: of a corpus.
-            *sides: the sides, 0 for source and 1 for target, whose vocabularies read the text.
-        """
+        """The key of a text as read by the vocabularies of these sides (0 source, 1 target); texts
+        with equal keys count as the same."""
         for side in sides:
             (text,) = self._normalizers[side]([text])
         return self.params.duplicates.key(" ".join(text.replace(SPACE, " ").split()))
@@ -231,8 +219,7 @@ class PairWork:
             for file in forward.files[split]:
                 if digest_of(file) != self.work.digests[file]:
                     raise ValueError(
-                        f"{file} changed while it was read. Wait until nothing writes it, and "
-                        f"prepare again."
+                        f"{file} changed while it was read; prepare again when nothing writes it."
                     )
         write_whole(path / "lines.json", json.dumps(counts))
 
@@ -275,18 +262,18 @@ class PairWork:
         """Pieces: the verdict on each line."""
         return self._pieces("checks", self._check)
 
-    def _pieces(self, stage: str, make: Callable[[str, int], None]) -> Iterator[Piece]:
-        """A piece for each block, made by make(split, number)."""
+    def _pieces(self, stage: str, make: Callable[..., None]) -> Iterator[Piece]:
+        """A piece for each block, made by make(split, number, progress)."""
         for split, number in self.blocks():
             path, lines = self._path(stage, split, number), self.block_lines[split][number]
-            yield Piece(path, functools.partial(_silent, make, split, number), lines)
+            yield Piece(path, functools.partial(make, split, number), lines)
 
     @property
     def rules(self):
         """The rules for single lines, in order; number 1 is the first."""
         return (Empty(), *self.work.params.cleaning)
 
-    def _check(self, split, number):
+    def _check(self, split, number, progress):
         lines = self.block(split, number)
         languages = self.pair.source, self.pair.target
         verdicts = np.zeros(len(lines), np.uint8)
@@ -353,10 +340,8 @@ class PairWork:
         return itertools.chain.from_iterable(map(self._filled, SPLITS[1:]))
 
     def _held_out_in_extended(self) -> Iterator[SentencePair]:
-        """The dev and test lines of this pair in the dataset that is extended, if it is one.
-
-        Models are trained on both datasets together, and measured on these lines.
-        """
+        """The dev and test lines of this pair in the dataset that is extended, if it is one: models
+        are trained on both datasets together, and measured on these lines."""
         dataset = extended_dataset(self.work.params)
         if dataset and self.pair.name in {pair.name for pair in dataset.pairs}:
             for split in SPLITS[1:]:
@@ -375,7 +360,7 @@ class PairWork:
         """Pieces: the repeated lines of each range of hashes."""
         lines = sum(self.block_lines["train"]) // max(1, len(self._repeats_paths))
         return [
-            Piece(path, functools.partial(_silent, self._find_repeats, part), lines)
+            Piece(path, functools.partial(self._find_repeats, part), lines)
             for part, path in enumerate(self._repeats_paths)
         ]
 
@@ -386,7 +371,7 @@ class PairWork:
         directory = self.work.directory / "repeats" / self.pair.name
         return [directory / f"{part:05}-of-{count:05}.npy" for part in range(count)]
 
-    def _find_repeats(self, part):
+    def _find_repeats(self, part, progress):
         paths = (self._path("keys", *block) for block in self.blocks("train"))
         repeated = repeated_lines(map(_map, paths), self._starts, part, len(self._repeats_paths))
         _save(self._repeats_paths[part], repeated)
@@ -412,13 +397,9 @@ class PairWork:
         counts = np.zeros(256, np.int64)
         for block in self.blocks(*splits):
             counts += np.bincount(self.verdicts(*block), minlength=256)
-        return {name: int(counts[code]) for code, name in self.reasons.items()}
-
-    @property
-    def reasons(self) -> dict[int, str]:
-        """Verdict -> the name of its rule or other reason, of lines that are left out."""
-        rules = {code: rule.name for code, rule in enumerate(self.rules, 1)}
-        return rules | {REPEATED: "duplicates", HELD_OUT: "held_out_in_train"}
+        reasons = {code: rule.name for code, rule in enumerate(self.rules, 1)}
+        reasons |= {REPEATED: "duplicates", HELD_OUT: "held_out_in_train"}
+        return {name: int(counts[code]) for code, name in reasons.items()}
 
     @functools.cached_property
     def kept_counts(self) -> list[int]:
@@ -452,7 +433,7 @@ class PairWork:
         """Pieces: the ids of the kept lines."""
         return self._pieces("ids", self._tokenise)
 
-    def _tokenise(self, split, number):
+    def _tokenise(self, split, number, progress):
         lines = self.kept(split, number)
         vocabularies, params = self.work.vocabularies, self.work.params
         layout = OnBothSides() if params.tags_on_both_sides else OnSource()
@@ -487,7 +468,7 @@ class PairWork:
         for split, paths in self.shard_paths().items():
             bounds = shard_bounds(sum(self.counts[split]), len(paths))
             for path, start, end in zip(paths, bounds, bounds[1:], strict=False):
-                make = functools.partial(_silent, self._write_shard, path, split, start, end)
+                make = functools.partial(self._write_shard, path, split, start, end)
                 yield Piece(path, make, end - start)
 
     def shard_paths(self) -> dict[str, list[Path]]:
@@ -499,7 +480,7 @@ class PairWork:
             found[split] = [directory / split / name for name in names]
         return found
 
-    def _write_shard(self, path, split, start, end):
+    def _write_shard(self, path, split, start, end, progress):
         with new_file(path) as partial:
             write_records(partial, self._examples(split, start, end))
 
@@ -545,11 +526,8 @@ class PairWork:
         return [self.load_ids(*block, name)[0] for block in self.blocks(*splits)]
 
     def summary(self, targets_in_train: np.ndarray) -> dict[str, int]:
-        """The counts of the checks, by kind.
-
-        Args:
-            targets_in_train: `held_targets_in_train` of all pairs with this target language.
-        """
+        """The counts of the checks, by kind, from `held_targets_in_train` of all pairs with this
+        target language."""
         in_train = np.isin(self.held_target_hashes(), targets_in_train)
         return {
             **self.left_out(),
@@ -579,18 +557,13 @@ def held_targets(work: Work) -> Iterator[Piece]:
     by_language: dict[str, list[PairWork]] = collections.defaultdict(list)
     for pair in each_pair(work):
         by_language[pair.pair.target].append(pair)
+
+    def save(path, pairs, progress):
+        _save(path, np.unique(np.concatenate([pair.held_target_hashes() for pair in pairs])))
+
     for language, pairs in by_language.items():
         path = held_targets_path(work, language)
-        yield Piece(path, functools.partial(_save_held_targets, path, pairs))
-
-
-def _silent(make: Callable[..., None], *arguments: Any) -> None:
-    """Makes a piece; the last argument, for progress, is not used."""
-    make(*arguments[:-1])
-
-
-def _save_held_targets(path: Path, pairs: Sequence[PairWork], progress) -> None:
-    _save(path, np.unique(np.concatenate([pair.held_target_hashes() for pair in pairs])))
+        yield Piece(path, functools.partial(save, path, pairs))
 
 
 def held_targets_path(work: Work, language: str) -> Path:
@@ -617,19 +590,13 @@ def encode_lines(
     tags: tuple[int, int],
     longest: int | None,
 ) -> dict[str, np.ndarray]:
-    """Encodes lines.
-
-    Args:
-        lines: the kept lines of a block.
-        vocabularies: those of source and target.
-        layout, tags: the places of the language tags, and their ids.
-        longest: most tokens of a side; longer examples are left out. None for no limit.
+    """Encodes the kept lines of a block; examples with a side of over `longest` tokens are left
+    out.
 
     Returns:
         source, target: int32, the ids of all examples, one after the other.
-        lengths: int32 [examples, 2].
-        table: int64 [cells, 5], the lengths of all lines; see data.lengths.
-        ratios: int64 [bins], counts of their ratios.
+        lengths, table, ratios: int32 [examples, 2]; int64 [cells, 5] and [bins], of all lines (see
+            data.lengths).
         fits: bool [lines], whether a line is an example.
     """
     texts = [[getattr(line, side) for line in lines] for side in SIDES]
@@ -641,7 +608,12 @@ def encode_lines(
         fits = lengths.max(axis=1, initial=0) <= longest
     chosen = np.flatnonzero(fits)
     return {
-        **{side: _joined(examples[j][i] for j in chosen) for i, side in enumerate(SIDES)},
+        **{
+            side: np.fromiter(
+                itertools.chain.from_iterable(examples[j][i] for j in chosen), np.int32
+            )
+            for i, side in enumerate(SIDES)
+        },
         "lengths": lengths[fits],
         "table": tabulate(lengths),
         "ratios": count_ratios(lengths),
@@ -657,7 +629,3 @@ def count_changed(vocabulary: Vocabulary, texts: Sequence[str]) -> int:
     restored = vocabulary.decode(vocabulary.encode(texts))
     both = zip(normalize(texts), normalize(restored), strict=True)
     return sum(text != written for text, written in both)
-
-
-def _joined(rows: Iterable[Sequence[int]]) -> np.ndarray:
-    return np.fromiter(itertools.chain.from_iterable(rows), np.int32)

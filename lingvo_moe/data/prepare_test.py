@@ -68,7 +68,7 @@ def test_counts_shards_and_checks(corpus, tmp_path):
         "too_long": 0,
     }
     assert (eo.examples, len(eo.shards["train"])) == ({"train": 9}, 3)
-    sizes = [len(list(dataset.read_shard(shard))) for shard in eo.shards["train"]]
+    sizes = [len(list(dataset.records(shard))) for shard in eo.shards["train"]]
     assert sizes == [3, 3, 3]
     assert lines == [
         "training vocabularies on 12 sentence pairs",

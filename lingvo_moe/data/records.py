@@ -100,10 +100,8 @@ class Records:
         return map(self.__getitem__, range(self._count))
 
     def __getitem__(self, number: int) -> Example:
-        """The example with this number, from 0.
-
-        Raises IndexError: there is no such example; OSError: the record is damaged.
-        """
+        """The example with this number, from 0. Raises IndexError: there is none; OSError: it is
+        damaged."""
         if not 0 <= number < self._count:
             raise IndexError(number)
         before = min(number, 1)  # the end of a record is the start of the next

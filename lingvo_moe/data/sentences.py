@@ -64,27 +64,16 @@ class Part(NamedTuple):
 
 
 def sentence_language(given: str | None, to: str, pairs: Sequence[str]) -> str:
-    """The language whose rules split a text: English's if it is not known.
-
-    Args:
-        given: the source language, if it is given.
-        to: the target language.
-        pairs: those of the model, such as "de-en".
-    """
+    """The language whose rules split a text: the given one, or that of the only pair such as
+    "de-en" into the target language, or English."""
     sources = {source for source, _, target in (p.rpartition("-") for p in pairs) if target == to}
     return given or (sources.pop() if len(sources) == 1 else "en")
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
-    """The sentences of a text, each with the white space after it; joined they equal the text.
-
-    What has no words belongs to the sentence after it, or to the last one.
-
-    Args:
-        text: without white space at its beginning.
-        language: a code with or without a region or a script; of an unknown one the rules for most
-            languages hold.
-    """
+    """The sentences of a text, each with the white space after it; joined they equal the text,
+    which begins with no space. What has no words belongs to the sentence after it, or to the last
+    one. The language is a code; of an unknown one the rules for most languages hold."""
     code = re.split("[-_]", language)[0].lower()
     found = _segments(_CODES.get(code, code), text)
     sentences: list[list[str]] = [[]]
@@ -109,18 +98,9 @@ def split_texts(
     room: int,
     count: Callable[[list[str]], Sequence[int]],
 ) -> list[list[Part]]:
-    """The parts of each text: its sentences; a longer one is cut, near its middle, until it fits.
-
-    Args:
-        texts: to split.
-        language: as of `split_sentences`.
-        room: largest number of tokens of a part.
-        count: texts -> the number of tokens of each.
-
-    Returns:
-        The parts of each text, as it is read (see `as_read`); none of a text without words or
-        tokens.
-    """
+    """The parts of each text, as it is read (see `as_read`): its sentences; one of more than `room`
+    tokens is cut, near its middle, until it fits. `count` gives the numbers of tokens of texts. A
+    text without words or tokens has no parts."""
     texts = [as_read(text, language) for text in texts]
     split = [[] if wordless(text) else split_sentences(text.strip(), language) for text in texts]
     while True:

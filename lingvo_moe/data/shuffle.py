@@ -26,13 +26,8 @@ def to_shares(hashes: np.ndarray) -> np.ndarray:
 
 
 def permuted(positions: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The number at each position of a permutation of range(size), int64.
-
-    Args:
-        positions: int64 [N], from 0 to size - 1.
-        sizes: int64 [N], at most 2^52.
-        keys: uint64 [N]; each chooses the permutation.
-    """
+    """The number at each position (int64 [N], from 0) of a permutation of range(size), int64. Sizes
+    are int64 [N], at most 2^52; keys, uint64 [N], choose the permutation."""
     numbers = positions.astype(np.uint64)
     limits, keys = sizes.astype(np.uint64), np.broadcast_to(keys, positions.shape)
     pending = np.arange(len(numbers))

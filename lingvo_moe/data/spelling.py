@@ -21,12 +21,8 @@ _FEWEST = 10  # lines that say something
 
 
 def spelling(texts: Iterable[str], share: float = 0.0) -> dict[int, int]:
-    """For str.translate: what texts hardly ever have -> the look-alike that they have most.
-
-    Args:
-        texts: lines.
-        share: the smallest share of this look-alike in its group; other groups are left out.
-    """
+    """For str.translate: what texts hardly ever have -> the look-alike that they have most, where
+    that has at least this share of its group."""
     counts, table = Counter[str](), dict[int, int]()
     for text in texts:
         counts.update(text)
@@ -41,12 +37,8 @@ def spelling(texts: Iterable[str], share: float = 0.0) -> dict[int, int]:
 
 
 def differences(name: str, samples: Mapping[str, Sequence[SentencePair]]) -> list[str]:
-    """Lines about what differs in the targets of a pair, each with its effect and the cure.
-
-    Args:
-        name: the pair.
-        samples: split -> some of its lines.
-    """
+    """Lines about what differs in the targets of a pair, each with its effect and the cure, from
+    some lines of each split."""
     train = [line.target for line in samples.get("train", ())]
     found, size = [], sum(map(len, train)) / max(1, len(train))
     for split in ("dev", "test"):

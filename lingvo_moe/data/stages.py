@@ -99,10 +99,11 @@ def _texts(work: Work) -> list[Piece]:
 
 
 def _models(work: Work) -> list[Piece]:
-    both = [(side,) for side in SIDES] if _separate(work.params) else [SIDES]
-    return [
-        Piece(work.model_path(sides[0]), functools.partial(_train, work, sides)) for sides in both
-    ]
+    def piece(*sides):
+        path = work.model_path(sides[0])
+        return Piece(path, lambda _: write_whole(path, _trained(work, sides).model_bytes))
+
+    return list(map(piece, SIDES)) if _separate(work.params) else [piece(*SIDES)]
 
 
 def check_tags(params: PrepareParams) -> None:
@@ -123,14 +124,9 @@ def _separate(params: PrepareParams) -> bool:
     old = [Vocabulary.load(Path(params.extend) / f"{side}.model") for side in SIDES]
     if old[0] != old[1] and params.joint_vocab:
         raise ValueError(
-            f"{params.extend} has two vocabularies, which cannot be extended as one; "
-            f"leave joint_vocab out."
+            f"{params.extend} has two vocabularies; leave joint_vocab out to extend both."
         )
     return old[0] != old[1]
-
-
-def _train(work: Work, sides: Sequence[str], progress) -> None:
-    write_whole(work.model_path(sides[0]), _trained(work, sides).model_bytes)
 
 
 def _trained(work: Work, sides: Sequence[str]) -> Vocabulary:
@@ -198,14 +194,9 @@ def helpers(work: Work, count: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             process = child.start(__name__, stdout=subprocess.DEVNULL)
-            stack.callback(_end, process)
+            stack.enter_context(process)  # closes its pipe, and waits for its end
             child.send(process, work)
         yield
-
-
-def _end(process: subprocess.Popen) -> None:
-    with contextlib.suppress(BrokenPipeError), process:  # closes its pipe, and waits for its end
-        pass
 
 
 def _main() -> None:

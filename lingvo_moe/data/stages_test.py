@@ -15,7 +15,7 @@ from lingvo_moe.config.params import override
 from lingvo_moe.data import prepare as preparation
 from lingvo_moe.data import prepare_pair
 from lingvo_moe.data.cleaning.base import Near
-from lingvo_moe.data.cleaning.rules import Damaged, Urls
+from lingvo_moe.data.cleaning.rules import Damaged, LengthRatio
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.vocabulary import train_vocabulary
@@ -135,13 +135,13 @@ def test_near_duplicates_and_rules_are_left_out_of_train_alone(tmp_path):
         ("Guten Tag!", "Good day!"),
         ("guten tag", "GOOD DAY"),  # near the first
         ("Wie geht's?", "How are you?"),  # near a source of test
-        ("Ja", "https://a.b/c Yes"),  # another URL
+        ("Ja", "Yes " * 20),
         ("kaputt \ufffd", "broken"),
         ("Nein", "No"),
     ]
     test = [("wie gehts", "how are you"), ("URL", "www.a.b \ufffd")]
     _write(tmp_path / "corpus", "de-en", {"train": train, "test": test})
-    params = PrepareParams(**SIZES, cleaning=(Damaged(), Urls()), duplicates=Near())
+    params = PrepareParams(**SIZES, cleaning=(Damaged(), LengthRatio()), duplicates=Near())
     dataset = prepare(tmp_path / "corpus", tmp_path / "data", params)
     ids = [example.source.tolist() for example in dataset.examples("train", "de-en")]
     assert dataset.source_vocabulary.decode(ids) == ["Guten Tag!", "Nein"]
@@ -149,7 +149,7 @@ def test_near_duplicates_and_rules_are_left_out_of_train_alone(tmp_path):
     assert dataset.checks["de-en"] == {
         "empty": 0,
         "damaged": 1,
-        "urls": 1,
+        "length_ratio": 1,
         "duplicates": 1,
         "held_out_in_train": 1,
         "targets_in_train": 0,

@@ -54,7 +54,8 @@ def wordless(text: str) -> bool:
     or an e-mail address.
     """
     return all(
-        not any(map(_is_letter, part)) or bool(_address.fullmatch(part))
+        not any(unicodedata.category(c).startswith("L") and c != INFORMATION for c in part)
+        or bool(_address.fullmatch(part))
         for part in _gap.split(text)
     )
 
@@ -83,14 +84,8 @@ def as_read(text: str, language: str | None = None) -> str:
 
 
 def as_written(text: str, source: str, language: str, forms: Mapping[str, str]) -> str:
-    """A translation of the line `source` as a user reads it.
-
-    Args:
-        text: what the model writes.
-        source: if it is in capitals, the result is `raised`.
-        language: that of the translation.
-        forms: language -> its `form_of`.
-    """
+    """A model's translation of the line `source` as a user reads it: `raised` if that is in
+    capitals, and in the language's form of `forms`, see `form_of`."""
     text = raised(text, language) if shouted(source) else text
     return FORMS[forms[language]](text) if language in forms else text
 
@@ -106,24 +101,14 @@ def form_of(texts: Iterable[str]) -> str | None:
 
 
 def lowered(text: str, language: str | None = None) -> str:
-    """A line in capitals in lower case, which models know of text with capitals and without.
-
-    Args:
-        text: the line.
-        language: its language; None if unknown. In Turkish, and wherever there is an İ, the lower
-            case of I is ı.
-    """
+    """A line in capitals in lower case, which models know of text with capitals and without. In
+    Turkish, and wherever there is an İ, the lower case of I is ı."""
     dotted = "İ" in text or is_dotted(language)
     return text.replace("I", "ı" if dotted else "i").replace("İ", "i").lower()
 
 
 def raised(text: str, language: str) -> str:
-    """A text in capitals, in NFC.
-
-    Args:
-        text: in any case.
-        language: its language. The capital of i is İ in Turkish; Greek capitals have no accents.
-    """
+    """A text in capitals, in NFC. The capital of i is İ in Turkish. Greek ones have no accents."""
     text = _upper(text, is_dotted(language))
     if re.fullmatch(GREEK, language):
         text = re.sub(*HIATUS, unicodedata.normalize("NFD", text))
@@ -138,10 +123,6 @@ def is_dotted(language: str | None) -> bool:
 
 def _upper(text, dotted):
     return text.replace("i", "İ" if dotted else "I").upper()
-
-
-def _is_letter(character):
-    return unicodedata.category(character).startswith("L") and character != INFORMATION
 
 
 def _is_capital(character):

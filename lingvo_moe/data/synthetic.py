@@ -94,14 +94,8 @@ class SyntheticCorpus(Params):
         return [(_text(sentence, source), _text(sentence, target)) for sentence in sentences]
 
     def write(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
-        """Writes SPLIT/SRC-en.SRC and SPLIT/SRC-en.en, one sentence per line, UTF-8.
-
-        Args:
-            directory: appears when it is complete.
-            overwrite: replace an earlier synthetic corpus.
-
-        Raises ValueError: the directory holds other files, or a corpus and `overwrite` is False.
-        """
+        """Writes SPLIT/SRC-en.SRC and SPLIT/SRC-en.en, one sentence a line, UTF-8. Raises
+        ValueError: the directory holds other files, or a corpus and `overwrite` is False."""
         with new_directory(Path(directory), MAKER, overwrite) as partial:
             for split in SPLITS:
                 (partial / split).mkdir()

@@ -206,13 +206,8 @@ def translate(sentence: Sentence, language: SyntheticLanguage) -> str:
 def proto_sentence(
     sentence: Sentence, language: SyntheticLanguage, roots: Mapping[str, str]
 ) -> str:
-    """A tree in the grammar of a language, before its sound laws.
-
-    Args:
-        sentence: the tree.
-        language: whose word order and markers to use.
-        roots: word of every English lemma; `{lemma: lemma}` gives an interlinear gloss.
-    """
+    """A tree in the grammar of a language, before its sound laws. `roots` are the words of the
+    English lemmas; `{lemma: lemma}` gives an interlinear gloss."""
     speaker = _SentenceBuilder(language, roots)
     words = speaker.clause(sentence.clause)
     if sentence.second is None:

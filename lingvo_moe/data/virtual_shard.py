@@ -34,13 +34,8 @@ class Reader:
     modifiers: Sequence[Modifier] = ()  # change some of the examples, in this order
 
     def read(self, streams: np.ndarray, positions: np.ndarray) -> list[Waiting]:
-        """The examples at positions of streams; positions count through all epochs.
-
-        Args:
-            streams: int64 [N], indices of streams.
-            positions: int64 [N]; epoch e of n examples has the positions e·n to e·n + n - 1.
-
-        Raises OSError: as `Dataset.example`.
+        """The examples at positions, int64 [N], of streams, int64 [N]. Positions count through all
+        epochs: of n examples epoch e has e·n to e·n + n - 1. Raises OSError: as `Dataset.example`.
         """
         sizes, names = self._sizes_and_names
         epochs, offsets = np.divmod(positions, sizes[streams])
@@ -85,15 +80,8 @@ class VirtualShard:
     def __init__(
         self, number: int, shards: int, reader: Reader, shape: Shape, probabilities: np.ndarray
     ):
-        """Begins at the first batch.
-
-        Args:
-            number: the number of this shard, from 0.
-            shards: V.
-            reader: reads the examples.
-            shape: the shape of this shard's rows.
-            probabilities: float64 [P], of drawing from each stream.
-        """
+        """Begins at the first batch of shard `number` of V, whose rows have this shape; each stream
+        is drawn with its probability, float64 [P]."""
         self._number, self._shards, self._reader, self._shape = number, shards, reader, shape
         bounds = np.cumsum(probabilities)
         self._bounds = bounds / bounds[-1]
@@ -142,8 +130,7 @@ class VirtualShard:
             if self._skipped_in_a_row > MOST_SKIPPED:
                 raise ValueError(
                     f"{self._skipped_in_a_row} examples in succession do not fit rows of "
-                    f"{self._shape.source_length} and {self._shape.target_length} tokens; raise "
-                    f"input.source_length and input.target_length."
+                    f"{self._shape.source_length} and {self._shape.target_length} tokens."
                 )
 
     def _draw_chunk(self):

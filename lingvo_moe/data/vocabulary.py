@@ -120,17 +120,13 @@ class Vocabulary:
         """All ways in which pieces spell a text from the beginning of a word on, as a lattice.
 
         If the text begins with a sign, or with a letter of a script without upper and lower case,
-        these are also the ways to spell it without a space in front.
-
-        Args:
-            text: it is normalised first, and spaces at its ends are removed; U+2581, which no
-                translation contains, is a space.
+        these are also the ways to spell it without a space in front. The text is normalised first,
+        and spaces at its ends are removed; U+2581, which no translation contains, is a space.
 
         Returns:
             (start, end, id): the piece of that id is the bytes from start to end of a space and the
-            text. BOS, with which every translation begins, may replace the space.
-            All paths from 0 to the largest end are spellings. [] if no text is left, or if it has
-            characters that the vocabulary cannot write.
+            text. BOS, with which every translation begins, may replace the space. All paths from 0
+            to the largest end are spellings. [] if no text is left, or if it cannot be written.
         """
         ids = self.encode([text])
         if UNK in ids[0]:  # no spelling has what is unknown
@@ -176,8 +172,7 @@ class Vocabulary:
         """The id of a target language's tag. Raises ValueError: the vocabulary has no such tag."""
         if language not in self.tags:
             raise ValueError(
-                f"The vocabulary has no tag {tag_piece(language)}, only those of "
-                f"{', '.join(self.tags) or 'no language'}."
+                f"The vocabulary has no tag {tag_piece(language)}, but {', '.join(self.tags)}."
             )
         return self.tags[language]
 
@@ -187,15 +182,8 @@ class Vocabulary:
 
     @staticmethod
     def load(path: Path, sha256: str | None = None) -> "Vocabulary":
-        """Reads a SentencePiece model file.
-
-        Args:
-            path: the file.
-            sha256: the required `sha256`; None for any.
-
-        Raises ValueError: the file is missing, is no SentencePiece model, is empty, or has another
-        SHA-256.
-        """
+        """Reads a SentencePiece model file. Raises ValueError: it is missing, is no SentencePiece
+        model, is empty, or has not this SHA-256."""
         try:
             vocabulary = Vocabulary(path.read_bytes())
             pieces = vocabulary.size if vocabulary.model_bytes else 0
@@ -208,8 +196,7 @@ class Vocabulary:
         if sha256 is not None and sha256 != vocabulary.sha256:
             raise ValueError(
                 f"{path} is not the vocabulary that the data was prepared with: its SHA-256 is "
-                f"{vocabulary.sha256[:12]}…, not {sha256[:12]}…, and the ids mean other pieces. "
-                f"Restore the file or prepare the data again."
+                f"{vocabulary.sha256[:12]}…, not {sha256[:12]}…. Restore the file."
             )
         return vocabulary
 
@@ -238,11 +225,9 @@ def train_vocabulary(
         size: largest number of pieces; small corpora may give fewer.
         tags: target languages with a tag, a control symbol that no text is encoded as.
         temperature: T; 1 samples by size, a large T evenly.
-        max_sentences: largest number of sentences for the trainer.
         character_coverage: share of characters that get a piece; the rest fall back to bytes.
         normalization: the change of texts before they are split. With "identity" decoding restores
             every text without spaces at its ends, except U+2581, SentencePiece's space.
-        model_type: how SentencePiece cuts a text.
         seed: of the sampling.
         size_name: what errors call the size, such as "source_vocab_size".
 

@@ -53,11 +53,8 @@ class Reordered(Cache):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByBeam(Cache):
-    """Reordered for wide beams, else Flat. In a graph for any beam size, Flat.
-
-    Attributes:
-        reordered_from: the smallest wide beam. The default is measured on a CPU.
-    """
+    """Reordered for beams of at least `reordered_from`, else Flat. In a graph for any beam size,
+    Flat. The default is measured on a CPU."""
 
     reordered_from: PositiveInt = 32
 
@@ -66,13 +63,8 @@ class ByBeam(Cache):
 
 
 def own_positions(step: tf.Tensor, visible: tf.Tensor, sharing: int | tf.Tensor) -> tf.Tensor:
-    """bool [1, K, P]: the position that each hypothesis writes in a step.
-
-    Args:
-        step: int32 [], t.
-        visible: [B, K, P], for its shape.
-        sharing: Q.
-    """
+    """bool [1, K, P]: the position that each hypothesis writes in step t; `visible` [B, K, P] gives
+    the shape, `sharing` is Q."""
     position = step * sharing + tf.range(size_of(visible, 1)) % sharing
     return (tf.range(tf.shape(visible)[2])[None] == position[:, None])[None]
 
@@ -80,17 +72,9 @@ def own_positions(step: tf.Tensor, visible: tf.Tensor, sharing: int | tf.Tensor)
 def of_parents(
     caches: Any, parent: tf.Tensor, sharing: int | tf.Tensor, in_order: bool | tf.Tensor
 ) -> Any:
-    """The caches for the next step.
-
-    Args:
-        caches: any structure of tensors [C, N, P, D].
-        parent: int32 [B, K], the hypothesis of this step that each one of the next continues.
-        sharing: Q.
-        in_order: whether each hypothesis continues itself.
-
-    Returns:
-        The same caches if hypotheses share them or are in order, else those of the parents.
-    """
+    """The caches for the next step: the same if hypotheses share them (Q > 1) or continue
+    themselves in order, else those of the hypotheses that they continue, `parent` int32 [B, K].
+    Caches are any structure of tensors [C, N, P, D]."""
     if tf.is_tensor(sharing) or sharing > 1:
         return caches
 

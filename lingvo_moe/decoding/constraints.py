@@ -26,13 +26,9 @@ class Edge(NamedTuple):
 def join_lattices(lattices: Iterable[Sequence[tuple[int, int, int]]]) -> tuple[Edge, ...]:
     """The lattices of several texts as one, for Constraints.
 
-    Args:
-        lattices: for each text (start, end, token): how far it is written before and after the
-            token; 0 is nothing, and the largest number all of it. See `Vocabulary.spellings`. A
-            lattice without edges is left out.
-
-    Returns:
-        The same edges with new positions: 0 is the start of all texts, 1 the end of all.
+    A lattice has edges (start, end, token): how far its text is written before and after the token;
+    0 is nothing, and the largest number all of it; see `Vocabulary.spellings`. The joined edges
+    have new positions: 0 is the start of all texts, 1 the end of all.
     """
     edges, free = [], WRITTEN + 1
     for lattice in filter(None, lattices):
@@ -77,13 +73,8 @@ class Constraints(NamedTuple):
     def after(
         self, places: tf.Tensor | tuple[()], token: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor | tuple[()]:
-        """The places after one more token, int32 [B, K], of each hypothesis.
-
-        Args:
-            places: of `start` and `after`.
-            token: int32 [B, K].
-            step: int32 [], the number of tokens before it.
-        """
+        """The places after one more token of each hypothesis, int32 [B, K], which is token number
+        `step`."""
         if not given(self.forbidden):
             return ()
         return self._after(places, tf.where(step == 0, BOS, token) if self.after_tag else token)
@@ -98,14 +89,8 @@ class Constraints(NamedTuple):
     def allowed(
         self, logits: tf.Tensor, ids: tf.Tensor, step: tf.Tensor, places: tf.Tensor | tuple[()]
     ) -> tf.Tensor:
-        """The logits, -inf for tokens that are forbidden.
-
-        Args:
-            logits: float32 [B, K, V].
-            ids: int32 [B, K, T], the tokens of each hypothesis; those from `step` on are ignored.
-            step: int32 [], the number of tokens.
-            places: of `start` and `after`.
-        """
+        """The logits, float32 [B, K, V], -inf for tokens that are forbidden after the first `step`
+        of ids, int32 [B, K, T]."""
         bans = []
         if given(self.forbidden):
             start, end, tokens = self._edges

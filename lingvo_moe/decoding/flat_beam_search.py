@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from lingvo_moe.decoding.cache import of_parents, own_positions
-from lingvo_moe.decoding.choices import best_choices
 from lingvo_moe.decoding.constraints import Constraints, given
 from lingvo_moe.decoding.hugging_face import search_like
 from lingvo_moe.decoding.params import MAX_BEAM
 from lingvo_moe.decoding.request import Request
+from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.smart_cond import size_of, smart_cond
@@ -24,6 +24,7 @@ from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 
 _IMPOSSIBLE = -math.inf
 _NO_WORDS = (PAD, BOS, EOS, UNK)
+_CHUNK = LOGITS_MULTIPLE
 _STEPS_AT_A_TIME = 16  # number of steps by which caches grow
 
 # (token_ids int32 [B, K], step int32 [], caches, visible bool [C, Q, P], source)
@@ -90,11 +91,9 @@ def beam_search(
     """Translates a batch; graph code, for any batch and source length.
 
     Args:
-        model: the network.
-        laid_out: its weights, of `Transformer.lay_out`.
-        source_ids: int32 [B, L].
-        source_lengths: int32 [B]. The longest translation of a sentence follows from its own length
-            and not from the other sentences of the batch.
+        model, laid_out: the network, and its weights of `Transformer.lay_out`.
+        source_ids, source_lengths: int32 [B, L] and [B]. The longest translation of a sentence
+            follows from its own length alone.
         request: how to search.
         tasks: int32 [B], for routers by task.
         start: the first input of the decoder.
@@ -111,8 +110,9 @@ def beam_search(
     max_lengths = params.longest(source_lengths)
     dtype = laid_out.decoder.embedding.table.dtype
 
-    if params.tokens:
-        source.words = _words(source_ids, source_lengths)
+    if params.tokens:  # which source tokens are neither the language's tag, EOS nor padding
+        place = tf.range(tf.shape(source_ids)[1])
+        source.words = (place > 0) & (place < source_lengths[:, None] - 1)
     if request.shortlist:
         if source_ids.shape[1] is not None:
             raise ValueError("decoding.shortlist needs --runtime=local; leave it out of --set.")
@@ -162,12 +162,6 @@ def _without_first(output):
     return BeamOutput(rest[0], tf.maximum(output.lengths - 1, 0), output.scores, *rest[1:])
 
 
-def _words(ids, lengths):
-    """bool [B, L]: which source tokens are neither the language's tag, EOS nor padding."""
-    place = tf.range(tf.shape(ids)[1])
-    return (place > 0) & (place < lengths[:, None] - 1)
-
-
 def _most_looked_at(attention, words):
     """int32 [B, K], of attention [B, N, K, L]: the word with the largest mean over the heads."""
     mean = tf.reduce_mean(tf.cast(attention, tf.float32), axis=1)
@@ -190,22 +184,20 @@ def search(
     hypothesis followed by EOS is a candidate for the N best. A sentence is done when no living
     hypothesis could reach a better score, even at the longest length with only tokens of
     probability 1. EOS is not allowed while a hypothesis has no word, except at the longest length.
-    At the longest length each living hypothesis is ended by EOS, with EOS's own
-    probability. PAD, BOS and UNK are never generated. Of equal scores the lower beam is taken, then
-    the lower id.
+    There each living hypothesis is ended by EOS, with EOS's own probability. PAD, BOS and UNK are
+    never generated. Of equal scores the lower beam is taken, then the lower id.
 
     With a static number of steps there is one loop with static shapes, which XLA needs. Otherwise
     caches grow when they are full, and finished sentences are removed from the batch.
 
     Args:
-        step_fn: one step of the model.
+        step_fn: one step of the model; `start` is its first input.
         caches: state of step_fn, any structure of tensors [C, …, P, D]; P is steps · Q, or 0 if
             steps is None.
         source: other inputs of step_fn, any structure of tensors [B, …].
         max_lengths: int32 [B], at least 1, with EOS.
         request: how to search.
         steps: T, at least the largest of max_lengths; None for exactly that number, dynamic.
-        start: the first input of step_fn.
     """
     batch = tf.shape(max_lengths)[0]
     max_lengths = tf.maximum(max_lengths, _constraints(request).forced + 1)
@@ -505,3 +497,35 @@ def _extend(living, continuations, sources, step):
     )
     written = _write(written, step, continuations.token, continuations.log_probs, sources)
     return _Living(continuations.token, continuations.log_probs, written, visible, places)
+
+
+class Choices(NamedTuple):
+    """The best tokens after each hypothesis, best first."""
+
+    ids: tf.Tensor  # int32 [B, K, C]
+    logits: tf.Tensor  # float32 [B, K, C], the logits of ids
+    log_total: tf.Tensor  # float32 [B, K], log Σ exp of all logits
+
+
+def best_choices(logits: tf.Tensor, count: int | tf.Tensor, max_count: int) -> Choices:
+    """The C best of V tokens, by logits float32 [B, K, V]; of equal ones the lower id first.
+
+    If V is divided into chunks, the C best are in the C chunks with the largest maxima, so only
+    these are searched. `count` is C, and `max_count` the largest C of this graph.
+    """
+    size = logits.shape[-1]
+    if size is None or size % _CHUNK or size <= 2 * max_count * _CHUNK:
+        best, ids = tf.math.top_k(logits, count)
+        return Choices(ids, best, tf.reduce_logsumexp(logits, axis=-1))
+    beams = size_of(logits, 1)
+    chunks = tf.reshape(logits, [-1, size // _CHUNK, _CHUNK])
+    maxima = tf.reduce_max(chunks, axis=-1)  # [B·K, V / chunk]
+    chunk = tf.math.top_k(maxima, count).indices
+    chunk = -tf.math.top_k(-chunk, count).values  # in order, for ties
+    among = tf.reshape(tf.gather(chunks, chunk, batch_dims=1), [-1, count * _CHUNK])
+    best, place = tf.math.top_k(among, count)
+    ids = tf.gather(chunk, place // _CHUNK, batch_dims=1) * _CHUNK + place % _CHUNK
+    ids, best = (tf.reshape(x, [-1, beams, count]) for x in (ids, best))
+    most = best[..., :1]
+    total = tf.reduce_sum(tf.exp(logits - most), axis=-1)
+    return Choices(ids, best, most[..., 0] + tf.math.log(total))

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from lingvo_moe.config.plugins import import_plugins
 from lingvo_moe.decoding.cache import Flat, Reordered
-from lingvo_moe.decoding.choices import best_choices
-from lingvo_moe.decoding.flat_beam_search import search
+from lingvo_moe.decoding.flat_beam_search import best_choices, search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.decoding.sampling import Sampling

@@ -20,17 +20,11 @@ def score_given(
     start: int = BOS,
     first: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Log P of each token of given translations, by forced decoding: one step for each token.
+    """Log P of each token of given translations, int32 [B, T], EOS last, by forced decoding:
+    float32 [B, T] in nats, without meaning after EOS. Other arguments are those of `beam_search`.
 
     The weights are as `lay_out` arranges them for beam search. `TranslationTask.score` computes all
     tokens in one pass, with the weights as in training.
-
-    Args:
-        model, laid_out, source_ids, source_lengths, tasks, start, first: as for `beam_search`.
-        target_ids: int32 [B, T], EOS last.
-
-    Returns:
-        float32 [B, T] in nats; without meaning after EOS.
     """
     encoded = model.encode(laid_out, source_ids, source_lengths, tasks)
     labels = target_ids if first is None else tf.concat([first[:, None], target_ids], axis=1)

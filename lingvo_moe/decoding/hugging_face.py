@@ -62,15 +62,8 @@ def search_like(
     steps: int | None,
     start: int,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Beam search over any step function.
-
-    Args:
-        step_fn, caches, source, max_lengths, steps, start: as for `flat_beam_search.search`.
-        params: BeamSearchParams with these rules.
-
-    Returns:
-        ids int32 [B, N, T], lengths int32 [B, N], scores float32 [B, N], as of a BeamOutput.
-    """
+    """Beam search by these rules over any step function; arguments as of `flat_beam_search.search`.
+    Returns ids, lengths and scores as of a BeamOutput."""
     batch, beams = tf.shape(max_lengths)[0], params.beam_size
     sharing = params.cache.sharing(beams)
     if steps is None:

@@ -116,19 +116,16 @@ class BeamSearchParams(Params):
         super().__post_init__()
         if self.shortlist and self.sampling:
             raise ValueError(
-                "shortlist and sampling cannot be combined: samples of a sentence would depend on "
-                "the other sentences of its batch. Leave one of them out."
+                "shortlist and sampling cannot be combined: samples would depend on their batch."
             )
         others = [name for name in vars(self) if name not in _WITH_RULES]
         if self.rules and (given := [name for name in others if getattr(self, name)]):
             raise ValueError(
-                f"rules={self.rules} and {', '.join(given)} cannot be combined. Leave one of them "
-                f"out."
+                f"rules={self.rules} and {', '.join(given)} cannot be combined; leave one out."
             )
         if self.rules and self.n_best > self.beam_size:
             raise ValueError(
-                f"With rules={self.rules} n_best={self.n_best} must not exceed beam_size="
-                f"{self.beam_size}. Change one of them."
+                f"With rules n_best={self.n_best} must not exceed beam_size={self.beam_size}."
             )
 
     def filled(self, fitted: Fitted = UNFITTED, language: str | None = None) -> "BeamSearchParams":
@@ -138,14 +135,9 @@ class BeamSearchParams(Params):
         return dataclasses.replace(self, **missing) if missing else self
 
     def longest(self, source_tokens: Any) -> Any:
-        """Largest number of tokens, with EOS, of a translation of so many source tokens.
-
-        Fields FROM_DATA are those of UNFITTED. Rounding errors do not count: 0.6 · 25 is 15, in
-        float32 too.
-
-        Args:
-            source_tokens: a number, or int32 of any shape, for a tensor of that shape.
-        """
+        """Largest number of tokens, with EOS, of a translation of so many source tokens, a number
+        or int32 of any shape. Fields FROM_DATA are those of UNFITTED. Rounding errors do not count:
+        0.6 · 25 is 15, in float32 too."""
         ratio = self._number("length_ratio")
         if isinstance(source_tokens, int):
             exact = ratio * source_tokens
@@ -155,12 +147,8 @@ class BeamSearchParams(Params):
         return tf.cast(rounded, tf.int32) + self.length_offset
 
     def penalty(self, length: Any, exponent: float | None = None) -> Any:
-        """The divisor of log P for a number of tokens with EOS; a float or a tensor.
-
-        Args:
-            length: a number or a tensor.
-            exponent: α; None for length_penalty.
-        """
+        """The divisor of log P for a number of tokens with EOS, a float or a tensor; exponent is α,
+        None for length_penalty."""
         base = length if self.rules else (5.0 + length) / 6.0
         return base ** (self._number("length_penalty") if exponent is None else exponent)
 
@@ -169,15 +157,10 @@ class BeamSearchParams(Params):
         return UNFITTED.numbers()[name] if value is FROM_DATA else value
 
     def with_options(self, options: Mapping[str, Any]) -> "BeamSearchParams":
-        """The params with other values of some fields.
-
-        Args:
-            options: field -> value; only all of them together must be valid. As in JSON, a tuple
-                may be a list, and `sampling` some fields of a Sampling by name; the others keep
-                their values.
-
-        Raises ValueError: there is no such field, or a value is of the wrong type or breaks a rule.
-        """
+        """The params with other values of some fields; only all of them together must be valid. As
+        in JSON, a tuple may be a list, and `sampling` some fields of a Sampling by name; the others
+        keep their values. Raises ValueError: there is no such field, or a value is of the wrong
+        type or breaks a rule."""
 
         values = dict(options)
         for name, value in values.items():

@@ -84,9 +84,8 @@ class Request:
         language. Raises ValueError: it has an option that is not supported there."""
         if self.shortlist or given(self.prefix):
             raise ValueError(
-                "decoding.target_prefix and decoding.shortlist are not supported where "
-                "translations begin with the tag of their language "
-                "(language_tags=OnBothSides()); leave them out."
+                "decoding.target_prefix and decoding.shortlist are not supported with "
+                "language_tags=OnBothSides(); leave them out."
             )
 
     @property
@@ -149,14 +148,8 @@ class Request:
     def of_tensors(
         inputs: Mapping[str, tf.Tensor], cache: Cache, spaces: tuple[int, ...] = ()
     ) -> "Request":
-        """A request whose options are tensors, for a graph that serves any request.
-
-        Args:
-            inputs: those of `numbers_of` by name; forbidden int32 [E, 3] and prefix int32 [P], if
-                there are any.
-            cache: for keys and values.
-            spaces: as of a Request.
-        """
+        """A request whose options are tensors, for a graph that serves any request: those of
+        `numbers_of` by name; forbidden int32 [E, 3] and prefix int32 [P], if there are any."""
         sampling = _replaced(Sampling(), {name: inputs[name] for name in _OF_SAMPLING})
         numbers = {name: inputs[name] for name in _SEARCH_NUMBERS}
         fixed = BeamSearchParams(tokens=True, cache=cache)
@@ -178,12 +171,8 @@ class Request:
 
 
 def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
-    """The values of the numeric fields of params and of params.sampling, for `Request.of_tensors`.
-
-    Returns:
-        Name of a field -> array [], int32 or float32. `temperature` is 0 for beam search, and a
-        field FROM_DATA is -1.
-    """
+    """The numeric fields of params and of params.sampling as arrays [], int32 or float32, for
+    `Request.of_tensors`. `temperature` is 0 for beam search, and a field FROM_DATA is -1."""
     sampling = _arrays(params.sampling or Sampling(), _OF_SAMPLING)
     if params.sampling is None:
         sampling["temperature"] = np.float32(0.0)
@@ -191,13 +180,8 @@ def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
 
 
 def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
-    """Params from their values in an export; the inverse of `numbers_of`.
-
-    Args:
-        options: name -> value: the numbers of `numbers_of` as NumPy scalars, and texts as bytes.
-
-    Raises ValueError: a value breaks a rule.
-    """
+    """Params from their values in an export, NumPy scalars and texts as bytes; the inverse of
+    `numbers_of`. Raises ValueError: a value breaks a rule."""
     kinds = _SEARCH_NUMBERS | _OF_SAMPLING
     # float(str(x)): the float32 0.6 becomes 0.6 and not 0.6000000238.
     numbers: dict[str, Any] = {

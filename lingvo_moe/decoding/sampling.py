@@ -36,12 +36,8 @@ class Sampling(Params):
     seed: int = 0
 
     def draw(self, logits: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Draws int32 [B, K], a token for each sample.
-
-        Args:
-            logits: float32 [B, K, V]; -inf for tokens that must not be drawn.
-            step: int32 [], different for each draw.
-        """
+        """Draws int32 [B, K], a token for each sample, by logits float32 [B, K, V], -inf for tokens
+        that must not be drawn. Each draw has another `step`, int32 []."""
         logits /= tf.maximum(self.temperature, _LEAST_TEMPERATURE)
         seed = random.fold_in(tf.stack([self.seed, 0]), step)
         uniform = random.uniform(tf.shape(logits)[1:], seed, low=1e-20)

@@ -28,12 +28,8 @@ class Shortlist:
     def select(
         self, source_ids: tf.Tensor, size: int, always: tf.Tensor | Sequence[int]
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The tokens listed for a batch. Those of a sentence do not depend on the others.
-
-        Args:
-            source_ids: int32 [B, L], the tag first.
-            size: W.
-            always: int32 ids that all sentences may have.
+        """The tokens listed for a batch int32 [B, L], the tag first; those of a sentence do not
+        depend on the others. All sentences may have the ids of `always`; W is `size`.
 
         Returns:
             int32 [U] ids in order, PAD, BOS, EOS and UNK first, and some for a search to choose

@@ -67,15 +67,9 @@ class Interconnect(abc.ABC):
 
     @abc.abstractmethod
     def two_levels(self, devices: int, memory: float) -> "Switched":
-        """An approximation by hosts and a network between them, for large messages.
-
-        Args:
-            devices: number of devices that exchange data.
-            memory: bytes/s of a device's memory, the speed between devices of one chip.
-
-        Returns:
-            Links without hops; `remote` is the bytes/s of a device while all exchange.
-        """
+        """An approximation by hosts and a network between them, for large messages among so many
+        devices, with this speed (bytes/s) between devices of one chip. The links have no hops;
+        `remote` is the bytes/s of a device while all exchange."""
 
     def seconds(self, kind: str, size: float, group: Group) -> float:
         """Time of a collective of HLO's kind, while other groups along the same axes do the same.

@@ -85,8 +85,8 @@ def test_set_wins_over_what_is_fitted_and_another_beam_has_its_own(trained):
     assert translator.into("en").decoding.length_penalty == 3.0
     wider = model_dir.with_overrides(["decoding.beam_size=2"])
     assert not wider.has_penalties(2)
-    before = model_dir.fingerprint(2)
+    before = model_dir.at_step(2).fitted
     wider.save_penalties(2, Fitted(1.8, {"en": 2.0}))
     assert wider.at_step(2).fitted.numbers("en")["length_penalty"] == 2.0
     assert model_dir.has_penalties(2)
-    assert model_dir.fingerprint(2) == before
+    assert model_dir.at_step(2).fitted == before

@@ -29,8 +29,7 @@ from lingvo_moe.jobs.training import TrainingJob, run_training, train_step
 from lingvo_moe.system import lock
 from lingvo_moe.system.files import check_file_name, check_output, maker_of, new_directory
 from lingvo_moe.system.lines import first_of
-from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.new_logdir import check_new_logdir
+from lingvo_moe.tasks.model_dir import ModelDir, check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 
@@ -206,7 +205,7 @@ def _preparation(dataset: Dataset, name: str, params: TranslationParams) -> Prep
 def _texts(dataset, split, pair) -> Iterator[tuple[str, str, str]]:
     """(pair, source, target) of each example, as the dataset's vocabularies write them."""
     for shard in dataset.pair(pair).shards.get(split, ()):
-        examples = list(dataset.read_shard(shard))
+        examples = list(dataset.records(shard))
         if split == SPLITS[0]:
             texts = (train_texts(dataset, examples, side) for side in SIDES)
             yield from ((pair, *both) for both in zip(*texts, strict=True))

@@ -56,10 +56,7 @@ class Constant(Initializer):
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-    """The specification of a weight.
-
-    Raises ValueError: dims and shape differ in length.
-    """
+    """The specification of a weight. Raises ValueError: dims and shape differ in length."""
 
     shape: tuple[int, ...]  # its size in each dimension
     init: Initializer  # its initial values

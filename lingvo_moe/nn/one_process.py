@@ -35,31 +35,21 @@ class OneProcess:
     """A loaded model. TensorFlow's threads do not exist in a fork, where a call would never end."""
 
     def __init__(self, path: str | Path):
-        """Remembers the process.
-
-        Args:
-            path: what the model is loaded from.
-
-        Raises RuntimeError: see `is_forked`.
-        """
+        """path: what the model is loaded from. Raises RuntimeError: see `is_forked`."""
         check_not_forked()
-        self._loaded_from, self._process = path, os.getpid()
+        self._loaded_from = path
+        self._cure = f"Load it in each process, lingvo_moe.load({str(path)!r}), and {_SPAWN}"
 
     def check_process(self) -> None:
-        """Checks that this is the process that loaded the model. Raises RuntimeError: it is a
-        fork of it."""
-        if os.getpid() != self._process:
+        """Raises RuntimeError: this process is a fork of the one that loaded the model."""
+        if _forked:
             raise RuntimeError(
-                f"This process is a fork of the one that has the model. {self._how_to_share}"
+                f"This process is a fork of the one that has the model. {self._cure}"
             )
 
     def __reduce__(self) -> NoReturn:
         """Copying and pickling are errors."""
-        raise TypeError(f"A loaded model cannot be copied or pickled. {self._how_to_share}")
-
-    @property
-    def _how_to_share(self):
-        return f"Load it in each process, lingvo_moe.load({str(self._loaded_from)!r}), and {_SPAWN}"
+        raise TypeError(f"A loaded model cannot be copied or pickled. {self._cure}")
 
 
 class NotLoaded:

@@ -46,13 +46,8 @@ def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
 def uniform(
     shape: tf.Tensor | Sequence[int], seed: tf.Tensor, low: float = 0.0, high: float = 1.0
 ) -> tf.Tensor:
-    """float32 U[low, high), of 23 random bits each; bit for bit the same everywhere.
-
-    Args:
-        shape: of the result.
-        seed: int32 [2].
-        low, high: the bounds.
-    """
+    """float32 U[low, high) of a shape, of 23 random bits each, from a seed int32 [2]; bit for bit
+    the same everywhere."""
     static = _static(shape)
     if not _elementwise.get() or static is None:
         unit = _unit(_bits(shape, seed))
@@ -62,16 +57,12 @@ def uniform(
 
 
 def keep_mask(tensor: tf.Tensor, seed: tf.Tensor, rate: float) -> tf.Tensor:
-    """bool of the tensor's shape: false with probability rate; bit for bit the same everywhere.
+    """bool of the tensor's shape: false with probability rate, in [0, 1), at most 255/256, from a
+    seed int32 [2]; bit for bit the same everywhere.
 
     An element uses only 8 random bits, because the generator dominates the time of dropout. An
     element is dropped if its byte is below 256 · rate, which is rounded up or down at random, so
     that the mean is the rate.
-
-    Args:
-        tensor: any tensor of the wanted shape.
-        seed: int32 [2].
-        rate: in [0, 1); at most 255/256 is used.
     """
     bound = _whole_bound(rate, seed)
     if _elementwise.get() and tensor.shape.is_fully_defined():
@@ -92,12 +83,8 @@ def keep_mask(tensor: tf.Tensor, seed: tf.Tensor, rate: float) -> tf.Tensor:
 
 
 def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
-    """float32 N(0, 1) by Box and Muller's transform; the same everywhere up to rounding.
-
-    Args:
-        shape: of the result.
-        seed: int32 [2].
-    """
+    """float32 N(0, 1) of a shape by Box and Muller's transform, from a seed int32 [2]; the same
+    everywhere up to rounding."""
     if _elementwise.get():
         return _draw(tuple(shape), seed, _box_muller)
     size = math.prod(shape)
@@ -145,14 +132,8 @@ def _draw(
     transform: Callable[[list[tf.Tensor]], list[tf.Tensor]],
     values: int = 4,
 ) -> tf.Tensor:
-    """Elements in row-major order are transform(words of block 0), of block 1, …
-
-    Args:
-        shape: of the result.
-        seed: int32 [2].
-        transform: four words of each block -> `values` tensors of the same shape.
-        values: the number of values a block gives, a power of two.
-    """
+    """Elements in row-major order are transform(words of block 0), of block 1, …; transform gives
+    for the four words of each block `values` tensors of the same shape, a power of two."""
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_wide(seed))
     if shape and shape[-1] % values == 0:
         block = _row_major((*shape[:-1], shape[-1] // values))
@@ -178,16 +159,8 @@ def _row_major(shape: tuple[int, ...]) -> tf.Tensor:
 
 @tf.function(autograph=False)
 def _philox(block: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    """The four random words of each block.
-
-    Args:
-        block: uint64 [...], what to add to the counter.
-        key: uint64 [1].
-        counter: uint64 [2], a number of 128 bits, low half first.
-
-    Returns:
-        uint32 [4, ...].
-    """
+    """The four random words of each block, uint32 [4, ...]: block, uint64 [...], is added to the
+    counter, uint64 [2], a number of 128 bits, low half first; key uint64 [1]."""
     low = counter[0] + block
     high = counter[1] + tf.cast(low < block, tf.uint64)  # the carry
     c0, c1, c2, c3 = (half for word in (low, high) for half in (_low(word), _high(word)))

@@ -7,10 +7,8 @@ import tensorflow as tf
 
 
 def smart_cond(condition: bool | tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]):
-    """Returns then() or otherwise().
-
-    A Python bool chooses now. A tensor bool [] chooses when the graph runs, as tf.cond.
-    """
+    """Returns then() or otherwise(). A Python bool chooses now, a tensor bool [] when the graph
+    runs."""
     if tf.is_tensor(condition):
         return tf.cond(condition, then, otherwise)
     return then() if condition else otherwise()

@@ -12,21 +12,15 @@ PLACEMENT, EXPERTS = "placement", "experts"  # names of a table of experts and o
 
 @dataclasses.dataclass(frozen=True)
 class StateSpec(WeightSpec):
-    """A weight that no optimizer changes; float32, or a subclass's dtype.
-
-    Because it is a weight, decoding, checkpoints and exports include it. It is never cast.
-    """
+    """A weight that no optimizer changes and that is never cast; float32, or a subclass's dtype.
+    Because it is a weight, decoding, checkpoints and exports include it."""
 
     cast: bool = dataclasses.field(default=False, kw_only=True)
 
     def after_step(self, value: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
-        """The value after a step of training; by default unchanged.
-
-        Args:
-            value: before the step.
-            choices: float32 [E], or [Y, E] for the layers of a scan: the number of choices of each
-                expert in the step, possibly with zeros at the end.
-        """
+        """The value after a step of training; by default unchanged. choices, float32 [E], or [Y, E]
+        for the layers of a scan, is the number of choices of each expert in the step, possibly with
+        zeros at the end."""
         del choices
         return value
 
@@ -51,12 +45,7 @@ class Fixed(Initializer):
 
 
 def select_state(tree: NestedMap, weights: NestedMap) -> NestedMap:
-    """The state of the tree.
-
-    Args:
-        tree: parallel to weights, or a part of such a tree.
-        weights: WeightSpecs.
-    """
+    """The state of a tree that is parallel to WeightSpecs, or a part of such a tree."""
     paths = {path for path, spec in weights.flatten() if isinstance(spec, StateSpec)}
     return NestedMap.unflatten({p: leaf for p, leaf in tree.flatten() if p in paths})
 

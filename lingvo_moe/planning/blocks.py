@@ -42,12 +42,8 @@ class ModelBlocks:
     """The shapes of a model; equal layers and equal weights are stored once."""
 
     def __init__(self, params: TranslationParams, wire_bytes: int):
-        """Lists the blocks.
-
-        Args:
-            params: the model; its sharding rules and rematerialisation are not used here.
-            wire_bytes: of an element that is sent between, or kept for, matrix products.
-        """
+        """Lists the blocks of a model, without its sharding rules and rematerialisation; wire_bytes
+        is of an element that is sent between, or kept for, matrix products."""
         self.params, self.wire = params, wire_bytes
         self.item = 2 if params.activation_dtype == "bfloat16" else 4
         self.micro_batches = params.train.micro_batches
@@ -67,24 +63,12 @@ class ModelBlocks:
             for layer, count in collections.Counter(stack.layers.values()).items()
         ]
 
-    @property
-    def layer_counts(self) -> tuple[int, ...]:
-        """The number of layers of each kind."""
-        return tuple(kind.count for kind in self.kinds)
-
     def share(
         self, group: str, mesh: Mesh, rules: Rules, stored: Rules, remat: bool, late: bool
     ) -> BlockCost:
-        """The cost of a group of GROUPS for a device.
-
-        Args:
-            group, mesh: what and where.
-            rules, stored: letter -> axes of the mesh, while computing and at rest.
-            remat: whether layers are rematerialised in the backward pass.
-            late: whether gradients stay partial from the first micro-batch to the last.
-
-        Raises ValueError: as `assignment`.
-        """
+        """The cost of a group of GROUPS for a device; rules and stored are letter -> axes while
+        computing and at rest, late whether gradients stay partial from the first micro-batch to the
+        last. Raises ValueError: as `assignment`."""
         return _Counter(self, mesh, rules, stored, remat, late).share(group)
 
 
@@ -315,10 +299,8 @@ class _Counter:
         )
 
     def _product(self, times, equation, elements, again=True, sums=None):
-        """The exchanges of a product of layers, for tensors with `elements` elements a device.
-
-        Backward exchanges occur `sums` times; None for once per product.
-        """
+        """The exchanges of a product of layers, for tensors with `elements` elements a device;
+        backward ones occur `sums` times, None for once per product."""
         forward = flow.forward(equation, self.mesh, self.rules)
         backward = flow.backward(equation, self.mesh, self.rules)
         forwards = (1 + (self.remat and again)) * times

@@ -1,14 +1,17 @@
-"""The cost of one training step for one device: FLOPs, memory traffic, memory, collectives.
+"""The cost of one training step for one device: FLOPs, memory traffic, memory, collectives, time.
 
-It is computed from shapes alone (GShard section 2.4 with all constants); blocks.py counts.
+It is computed from shapes alone (GShard section 2.4 with all constants); blocks.py counts. The time
+is that of each part against the roofline of a device (Williams et al. 2009).
 """
 
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
+from lingvo_moe.hardware.chips import Hardware
+from lingvo_moe.hardware.links import group
 from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
-from lingvo_moe.planning.share import BlockCost, Communication, Computation
+from lingvo_moe.planning.share import PARTS, BlockCost, Communication, Computation
 from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.tasks.params import TranslationParams
 
@@ -60,15 +63,8 @@ class Costs:
 
 
 def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs:
-    """Counts a training step.
-
-    Args:
-        params: the model, with its sharding rules.
-        mesh: the devices.
-        wire_bytes: of an element that is sent between, or kept for, matrix products.
-
-    Raises ValueError: as `assignment`.
-    """
+    """Counts a training step of a model with its sharding rules; wire_bytes is of an element that
+    is sent between, or kept for, matrix products. Raises ValueError: as `assignment`."""
     blocks, sharding = ModelBlocks(params, wire_bytes), params.sharding
     rules, stored = sharding.compute_rules(mesh), sharding.storage_rules(mesh)
     remat = params.model.remat or params.model.scan  # a scan rematerialises its layers
@@ -93,11 +89,12 @@ def memory_of(blocks: ModelBlocks, shares: Iterable[BlockCost], remat: bool) -> 
     logits = sum(share.logits for share in shares)
     # With rematerialisation the inputs of all layers are kept, and the tensors of one layer with
     # their gradients.
-    layers = blocks.layer_counts
     everything = (
         inputs + max(2 * max(kept, default=0.0), logits)
         if remat
-        else inputs + math.fsum(n * k for n, k in zip(layers, kept, strict=True)) + logits
+        else inputs
+        + math.fsum(kind.count * k for kind, k in zip(blocks.kinds, kept, strict=True))
+        + logits
     )
     return Memory(
         weights=sum(share.weights for share in shares),
@@ -118,3 +115,48 @@ def _merged(transfers: Iterable[Communication]) -> tuple[Communication, ...]:
             )
         found[key] = one
     return tuple(found.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The time of a training step."""
+
+    seconds: dict[str, float]  # part -> seconds of a step, without parts that take no time
+    flops_share: float  # FLOPs of a step divided by the peak FLOPs in its time
+    costs: Costs  # the counts of the step
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a whole step."""
+        return sum(self.seconds.values())
+
+
+def estimate(costs: Costs, hardware: Hardware, dtype: str) -> Estimate:
+    """The time of a step, part by part; dtype is that of activations."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for work in costs.work:
+        seconds[work.part] += work_seconds(work, hardware, dtype)
+    for transfer in costs.transfers:
+        seconds[transfer.part] += transfer_seconds(transfer, costs.mesh, hardware)
+    step = sum(seconds.values())
+    return Estimate(
+        seconds={part: time for part, time in seconds.items() if time},
+        flops_share=costs.flops / hardware.matmul[dtype] / step,
+        costs=costs,
+    )
+
+
+def work_seconds(work: Computation, hardware: Hardware, dtype: str) -> float:
+    """The longer of its compute time and its memory time."""
+    return max(
+        work.flops / (hardware.matmul[dtype] * hardware.efficiency.matmul),
+        work.bytes / (hardware.bandwidth * hardware.efficiency.memory),
+    )
+
+
+def transfer_seconds(transfer: Communication, mesh: Mesh, hardware: Hardware) -> float:
+    """Seconds of all its collectives, one after another."""
+    # The efficiency applies to bytes alone, not to hops.
+    size = transfer.bytes / transfer.count / hardware.efficiency.network
+    wires = hardware.interconnect
+    return transfer.count * wires.seconds(transfer.kind, size, group(mesh, transfer.axes))

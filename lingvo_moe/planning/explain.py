@@ -29,14 +29,8 @@ def overrides(params: TranslationParams, strategy: Strategy) -> list[str]:
 
 
 def flags(model: str, given: Sequence[str], params: TranslationParams, strategy: Strategy) -> str:
-    """A file for --flagfile of lingvo-moe-train and lingvo-moe-plan.
-
-    Args:
-        model: the registered name.
-        given: the texts of --set of the search.
-        params: the model with them.
-        strategy: what to run.
-    """
+    """A file for --flagfile of lingvo-moe-train and lingvo-moe-plan that runs a strategy of a
+    registered model; params are the model with the given texts of --set."""
     lines = [
         "--undefok=runtime",  # lingvo-moe-plan has no such flag
         *(f"--import={name}" for name in plugins.imported()),
@@ -60,8 +54,7 @@ def _sharding_text(sharding: ShardingParams) -> str:
 
 def search_to_json(found: Found) -> list[dict[str, Any]]:
     """A dict for each strategy, the chosen one first, in SI units and bytes."""
-    second = [("second", found.runner_up), ("without the limit", found.fastest)]
-    others = [(name, one) for name, one in second if one and one != found.best]
+    others = [("without the limit", found.fastest)] * (found.fastest != found.best)
     result: list[dict[str, Any]] = []
     for name, priced in [("chosen", found.best), *others, *found.alternatives.items()]:
         if isinstance(priced, str):
@@ -97,12 +90,7 @@ def at_rest(strategy: Strategy) -> str:
 
 
 def format_search(title: str, found: Found) -> str:
-    """The chosen strategy, alternatives, and the time of each part of the model.
-
-    Args:
-        title: the model and the devices.
-        found: the result.
-    """
+    """The chosen strategy, alternatives, and the time of each part of the model, under a title."""
     answers = search_to_json(found)
     best, limit = answers[0], answers[0]["sent_limit"]
     rows = [one for one in answers if "mesh" in one]

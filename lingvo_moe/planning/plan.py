@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_moe.hardware.chips import find_hardware
-from lingvo_moe.planning.costs import count_costs
-from lingvo_moe.planning.estimate import estimate
+from lingvo_moe.planning.costs import count_costs, estimate
 from lingvo_moe.planning.search import Space
 from lingvo_moe.planning.tpu_compile import compile_step
 from lingvo_moe.reporting.table import Table
@@ -27,11 +26,9 @@ def make_plan(
     progress: Callable[[str], None] = lambda line: None,
     sentences: int | None = None,
 ) -> dict[str, Any]:
-    """Plans one model.
+    """Plans a registered model with `--set` texts.
 
     Args:
-        model: a registered name.
-        overrides: as of --set.
         hardware_name: a key of HARDWARE.
         mesh: the devices; by default one device per expert, as in the paper, or a single device.
         topology: to compile for, such as "v3:8x8"; None not to compile.
@@ -42,8 +39,8 @@ def make_plan(
         All numbers of the plan for JSON, in SI units and bytes. `unmet` says why the model cannot
         be trained on this mesh as it is, "" if it can; `compiled` is there with a topology.
 
-    Raises:
-        ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.
+    Raises ValueError: an unknown model, hardware or topology, or a mesh that does not fit the
+    model.
     """
     device = find_hardware(hardware_name)
     params = registered(model, overrides)

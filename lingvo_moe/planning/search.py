@@ -23,8 +23,14 @@ from typing import Any, NamedTuple
 
 from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
-from lingvo_moe.planning.costs import count_costs, memory_of
-from lingvo_moe.planning.estimate import Estimate, estimate, transfer_seconds, work_seconds
+from lingvo_moe.planning.costs import (
+    Estimate,
+    count_costs,
+    estimate,
+    memory_of,
+    transfer_seconds,
+    work_seconds,
+)
 from lingvo_moe.planning.weights import Rules
 from lingvo_moe.sbp.annotations import Mesh, assignment
 from lingvo_moe.sbp.params import DATA_AND_EXPERT, Rule, ShardingParams, ZeRO, on_mesh
@@ -121,7 +127,6 @@ class Found:
     # the fastest strategy that fits within the limit on bytes; if there is none, the strategy that
     # fits and sends least
     best: Priced
-    runner_up: Priced | None  # the same on another mesh, or None
     fastest: Priced  # the fastest strategy that fits, without the limit
     max_sent: float  # the limit of `search_strategies`
     considered: int  # number of strategies on all meshes
@@ -137,18 +142,12 @@ class Found:
 def search_strategies(
     params: TranslationParams, hardware: Hardware, devices: int, max_sent: float = math.inf
 ) -> Found:
-    """The fastest strategy within a device's memory and a limit on bytes sent.
+    """The fastest strategy within a device's memory and a limit on the bytes of all its collectives
+    in a step. The model's own sharding and rematerialisation are ignored.
 
     Times are modelled, while bytes are counted exactly. A limit, such as the bytes of a known
-    strategy, avoids gains that exist only in the time model.
-
-    Args:
-        params: the model; its own sharding and rematerialisation are ignored.
-        hardware: the device.
-        devices: the number of devices.
-        max_sent: limit on the bytes of all collectives of a device in a step.
-
-    Raises ValueError: the model cannot be split over these devices, or no strategy fits.
+    strategy, avoids gains that exist only in the time model. Raises ValueError: the model cannot be
+    split over these devices, or no strategy fits.
     """
     space = Space(params, hardware)
     priced = sorted(
@@ -172,10 +171,8 @@ def search_strategies(
     allowed = [one for one in fitting if _within(one.sent, max_sent)]
     allowed = allowed or sorted(fitting, key=lambda one: (one.sent, one.seconds))
     best = allowed[0].strategy
-    other = next((s.strategy for s in allowed if s.strategy.mesh != best.mesh), None)
     return Found(
         best=price(params, best, hardware),
-        runner_up=price(params, other, hardware) if other else None,
         fastest=price(params, fitting[0].strategy, hardware),
         max_sent=max_sent,
         considered=len(priced),
@@ -185,16 +182,9 @@ def search_strategies(
 def compare_strategies(
     params: TranslationParams, hardware: Hardware, devices: int, max_sent: float | None = None
 ) -> Found:
-    """`search_strategies`, with the costs of well-known strategies.
-
-    Args:
-        params, hardware, devices: as for `search_strategies`.
-        max_sent: limit on the bytes of a device's collectives in a step; by default the bytes of
-            the paper's annotation, or for a dense model those of data parallelism; no limit if data
-            parallelism does not fit in memory.
-
-    Raises ValueError: as `search_strategies`.
-    """
+    """`search_strategies`, with the costs of well-known strategies. The limit is by default the
+    bytes of the paper's annotation, or for a dense model those of data parallelism; there is none
+    if data parallelism does not fit in memory. Raises ValueError: as `search_strategies`."""
     space = Space(params, hardware)
     numbers = divisors(devices)
     expert = max(

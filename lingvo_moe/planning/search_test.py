@@ -8,8 +8,7 @@ import pytest
 from lingvo_moe.config.params import override
 from lingvo_moe.config.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
-from lingvo_moe.planning.costs import count_costs
-from lingvo_moe.planning.estimate import estimate
+from lingvo_moe.planning.costs import count_costs, estimate
 from lingvo_moe.planning.search import (
     HAND,
     ROOM,

@@ -46,8 +46,7 @@ def compile_step(
     """Compiles a registered model's training step, or its beam search, for a TPU topology.
 
     Args:
-        model: a registered name.
-        overrides: as of --set.
+        model, overrides: a registered name, and `--set` texts.
         topology: such as "v3:8x8" (chips), "v4:4x4x4", "v5p:2x2x2".
         mesh: the devices; None for one axis "expert" of all.
         progress: takes a line if another process uses the compiler.
@@ -151,12 +150,9 @@ def _run(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def collective_rows(found: Iterable[Collective]) -> list[dict[str, Any]]:
-    """The collectives of a program, equal ones in one row, those with most bytes first.
-
-    Returns:
-        Dicts of times, kind, bytes of one, group (devices that exchange; 0 for all) and cause, the
-        operation of the model.
-    """
+    """The collectives of a program, equal ones in one row, those with most bytes first: times,
+    kind, bytes of one, group (devices that exchange; 0 for all) and cause, the operation of the
+    model."""
     rows: collections.Counter = collections.Counter()
     for c in found:
         rows[c.kind, c.bytes, len(c.groups[0]) if c.groups else 0, _cause(c.op_name)] += c.times
@@ -197,20 +193,12 @@ def _devices_of(topology: str) -> list[Any]:
 def lower_for_devices(
     params: Any, mesh: Mesh, devices: list[Any], sentences: int | None = None
 ) -> Any:
-    """The training step or the beam search of a model, lowered for devices that need not exist.
+    """The training step, or the beam search of so many sentences, lowered (jax.stages.Lowered) for
+    devices that need not exist, one for each position of the mesh.
 
     TensorFlow cannot lower for TPUs without a TPU build. Its StableHLO for a CPU has no custom
     calls, so it is not specific to CPUs. It is exported and called inside a program for the
     devices.
-
-    Args:
-        params: a model's TranslationParams.
-        mesh: names and sizes of the axes.
-        devices: one for each position of the mesh.
-        sentences: batch size of beam search; None for the training step.
-
-    Returns:
-        jax.stages.Lowered.
     """
     import jax
     import numpy as np

@@ -50,14 +50,10 @@ def is_moe(config: Mapping[str, Any]) -> bool:
 
 
 def to_params(config: Mapping[str, Any], source: str = FILE) -> TranslationParams:
-    """The params of the model that a config.json describes.
+    """The params of the model that a config.json, named `source` in errors, describes.
 
     Optimizer and schedule are those that Meta fine-tuned NLLB-200 with: Adam, learning rate 5e-5,
     10 steps of warm-up, then the inverse square root. The balance loss has fairseq's weight.
-
-    Args:
-        config: the parsed file.
-        source: its name, for errors.
 
     Raises ValueError: it is of another kind of model, a field is missing, or one has a value that
     makes another function of the model.
@@ -65,16 +61,14 @@ def to_params(config: Mapping[str, Any], source: str = FILE) -> TranslationParam
     check_fields(config, {"model_type": str}, source)
     if config["model_type"] not in _TYPES:
         raise ValueError(
-            f"{source}: model_type is {short_repr(config['model_type'])}; the models that can be "
-            f"imported are of {', '.join(_TYPES[:2])}."
+            f"{source}: model_type is {short_repr(config['model_type'])}, not one of {_TYPES[:2]}."
         )
     moe = is_moe(config)
     check_fields(config, dict.fromkeys((*_SIZES, *(_MOE_SIZES if moe else ())), int), source)
     for name, value in (_FIXED | (_MOE_FIXED if moe else {})).items():
         if (found := config.get(name, value)) != value:
             raise ValueError(
-                f"{source}: {name} is {short_repr(found)}; this version of lingvo_moe computes "
-                f"models with {value!r} alone."
+                f"{source}: {name} is {short_repr(found)}; only {value!r} is supported."
             )
     heads = [config[f"{side}_attention_heads"] for side in _SIDES]
     model_dim = config["d_model"]

@@ -37,18 +37,11 @@ _Read = Callable[[str], np.ndarray]
 
 
 def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDir:
-    """Makes a logdir of a checkpoint. Everything is checked before anything is written.
-
-    Args:
-        source: the directory with config.json, .safetensors files and the tokenizer's files.
-        output: the logdir to make.
-        overwrite: whether to replace one that was imported before.
-
-    Returns:
-        The logdir, with a checkpoint of step 0.
+    """Makes a logdir, with a checkpoint of step 0, of a directory with config.json, .safetensors
+    files and the tokenizer's files. Everything is checked before anything is written.
 
     Raises ValueError: something is missing, damaged or not as the model's config says; or something
-    else lies at output; OSError: a file cannot be read or written.
+    else than an earlier import lies at output; OSError: a file cannot be read or written.
     """
     if not source.is_dir():
         raise ValueError(

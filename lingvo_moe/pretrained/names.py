@@ -40,21 +40,14 @@ class Origin(NamedTuple):
         return self.spec.dims == "VM"
 
     def turn(self, tensor: np.ndarray) -> Iterator[np.ndarray]:
-        """From a tensor to the weight, or of an expert's part of it, or back.
-
-        Yields:
-            Parts, to be joined along the first dimension.
-        """
+        """From a tensor to the weight, or of an expert's part of it, or back, in parts, to be
+        joined along the first dimension."""
         yield from (tensor[1:2], tensor[:1], tensor[2:]) if self._is_table else (tensor.T,)
 
 
 def origins(task: TranslationTask, moe_names: bool) -> dict[str, Origin]:
-    """The path of each weight, such as "encoder/layer_00/self_attention/query" -> its Origin.
-
-    Args:
-        task: the model, of the layers that `config.to_params` gives.
-        moe_names: whether names are those of NLLB-MoE, see `config.is_moe`.
-    """
+    """The path of each weight, such as "encoder/layer_00/self_attention/query" -> its Origin;
+    moe_names says whether names are those of NLLB-MoE, see `config.is_moe`."""
     specs = dict(task.weights().flatten())
     names = {"encoder/embedding/table": (EMBEDDING,)}
     for side in ("encoder", "decoder"):

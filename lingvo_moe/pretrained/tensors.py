@@ -18,11 +18,9 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def open_tensors(directory: Path) -> dict[str, Mapping[str, np.ndarray]]:
-    """Tensor -> the arrays of its file; each is mapped into memory when it is looked up.
-
-    Raises ValueError: a file is missing, damaged or a pickle, or the index does not agree with the
-    files; OSError: a file cannot be read.
-    """
+    """Tensor -> the arrays of its file; each is mapped into memory when it is looked up. Raises
+    ValueError: a file is missing, damaged or a pickle, or the index does not agree with the files;
+    OSError: a file cannot be read."""
     index = directory / INDEX
     if index.exists():
         return _open_shards(index)
@@ -49,16 +47,14 @@ def _open_shards(index: Path) -> dict[str, Mapping[str, np.ndarray]]:
     for name in sorted(set(file_of.values())):
         if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
             raise ValueError(
-                f"{index} names the file {name!r:.100}; a shard is a .safetensors file beside the "
-                f"index. Get the file again."
+                f"{index} names the file {name!r:.100}, no .safetensors file beside the index."
             )
         opened[name] = safetensors.load(index.parent / name).arrays
     found = {(name, file) for file, arrays in opened.items() for name in arrays}
     if differ := sorted(found - set(file_of.items())):
         name, file = differ[0]
         raise ValueError(
-            f"{index} does not list the tensor {name!r:.100} in {file}; there are {len(differ)} "
-            f"such. Get the files again."
+            f"{index} does not list the tensor {name!r:.100} in {file}; get the files again."
         )
     # Converters leave out copies of the embedding, but list them.
     return {name: opened[file] for name, file in file_of.items() if (name, file) in found}

@@ -36,15 +36,9 @@ _LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
 
 
 def read_vocabulary(directory: Path, size: int) -> Vocabulary:
-    """The vocabulary of a model.
-
-    Args:
-        directory: of the checkpoint, with its tokenizer's files.
-        size: rows of the embedding.
-
-    Raises:
-        ValueError: a file is missing or damaged, or they do not agree with each other or the size.
-    """
+    """The vocabulary of a checkpoint with its tokenizer's files; `size` is the rows of the
+    embedding. Raises ValueError: a file is missing or damaged, or they do not agree with each other
+    or the size."""
     model = _read_model(directory / MODEL)
     settings = directory / _SETTINGS
     if settings.exists() and read_json(settings).get("legacy_behaviour") is True:
@@ -65,8 +59,7 @@ def read_vocabulary(directory: Path, size: int) -> Vocabulary:
             pieces[index] = _control(name)
     if max(pieces) >= size:
         raise ValueError(
-            f"{directory}: the tokenizer has ids up to {max(pieces)}, the embedding {size} rows; "
-            f"they are of different models. Get the files again."
+            f"{directory}: the tokenizer has ids up to {max(pieces)}, the embedding {size} rows."
         )
     del model.pieces[:]
     for index in range(size):

@@ -9,15 +9,8 @@ _BUCKET = 8  # lengths are rounded up to a multiple of this, to have few differe
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Batches of sentences sorted by length, longest first, so that memory errors occur early.
-
-    Args:
-        lengths: tokens of each sentence.
-        max_tokens: of a batch, padding included; a longer sentence is a batch of its own.
-
-    Yields:
-        Indices of the sentences of a batch.
-    """
+    """Batches of indices of sentences sorted by length, longest first, so that memory errors occur
+    early, of at most so many tokens, padding included; a longer sentence is a batch of its own."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     while order:
         rows = max(1, max_tokens // max(1, rounded_up(lengths[order[0]])))

@@ -16,13 +16,9 @@ _RETRY_SECONDS = 0.05
 
 
 def install(errors: tuple[type[Exception], ...] = ()) -> None:
-    """Installs a handler for uncaught exceptions, also during imports.
-
-    The exit status is 130 after Ctrl-C, and 141 if the reader of the output has closed the pipe.
-
-    Args:
-        errors: exceptions that are errors of the user: their text is printed, the status is 1.
-    """
+    """Installs a handler for uncaught exceptions, also during imports; of those in `errors` only
+    the text is printed, and the exit status is 1. It is 130 after Ctrl-C, and 141 if the reader of
+    the output has closed the pipe."""
     _open_closed_streams()
     sys.excepthook = _end(sys.excepthook, errors)
     sys.unraisablehook = _retry(sys.unraisablehook)

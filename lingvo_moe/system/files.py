@@ -31,12 +31,9 @@ _ADDED = 25  # bytes by which the names of unfinished files are longer
 def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> None:
     """Writes a file that appears complete or not at all, and survives a power failure.
 
-    Args:
-        path: the file. An existing file is replaced; for a symbolic link, the file it points to. A
-            device, a pipe or an open file, such as /dev/stdout, is written to directly.
-        content: bytes, or text to be written as UTF-8, which may come in parts.
-
-    Raises OSError: it cannot be written; an existing file is unchanged.
+    An existing file is replaced; for a symbolic link, the file it points to. A device, a pipe or an
+    open file, such as /dev/stdout, is written to directly. Text, which may come in parts, becomes
+    UTF-8. Raises OSError: it cannot be written; an existing file is unchanged.
     """
     texts = [content] if isinstance(content, bytes | str) else content
     parts = (text.encode("utf-8") if isinstance(text, str) else text for text in texts)
@@ -72,13 +69,9 @@ def _descriptor(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Makes a file that appears at `path` when the block ends without an error.
-
-    Yields:
-        The temporary path to write to; a killed run leaves this file behind (`remove_partials`).
-
-    Raises OSError: it cannot be written.
-    """
+    """Makes a file that appears at `path` when the block ends without an error. Yields the
+    temporary path to write to; a killed run leaves this file behind (`remove_partials`). Raises
+    OSError."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{threading.get_native_id()}")
     try:
         yield partial
@@ -94,10 +87,8 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def remove_partials(path: Path) -> None:
-    """Removes the temporary files of `new_file` that killed runs have left.
-
-    Call it only while no other process writes the file.
-    """
+    """Removes the temporary files of `new_file` that killed runs have left, if no other process
+    writes the file."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
@@ -134,15 +125,9 @@ def read_json(path: Path) -> dict:
 
 
 def check_file_name(name: str, what: str, example: str) -> None:
-    """Checks that a file or a directory can have a name.
-
-    Args:
-        name: the name.
-        what: what has the name, for the error, such as "a language pair".
-        example: a good name, for the error.
-
-    Raises ValueError: it has a slash or a control character, begins with a dot, or is too long.
-    """
+    """Raises ValueError: a file cannot have this name, because it has a slash or a control
+    character, begins with a dot, or is too long. The error says what has the name, and an example
+    of a good one."""
     bad = any(unicodedata.category(c) in ("Cc", "Cs") or c == "/" for c in name)
     if bad or not name or name[0] == "." or len(name.encode()) > 200:
         raise ValueError(
@@ -162,16 +147,9 @@ def check_local(name: str, path: str) -> None:
 
 
 def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
-    """Checks, before any work, that `new_directory` can make a directory of results.
-
-    Args:
-        path: the directory to make.
-        maker: the name of the tool that makes it, such as "lingvo-moe-prepare".
-        overwrite: whether an earlier directory of this maker may be replaced.
-
-    Raises ValueError: the path holds files that `maker` did not make, or that may not be replaced;
-    OSError: no directory can be made there.
-    """
+    """Checks, before any work, that `new_directory` can make a directory of results of the tool
+    `maker`, or replace one. Raises ValueError: the path holds files that `maker` did not make, or
+    that may not be replaced; OSError: no directory can be made there."""
     if path.name in ("", ".."):
         raise ValueError(f"{str(path)!r} cannot be an output; give the name of a new directory.")
     check_length(path)
@@ -192,15 +170,9 @@ def maker_of(path: Path) -> str | None:
 
 
 def check_file(path: Path, *sources: Path) -> None:
-    """Checks, before any work, that `write_whole` can write a file.
-
-    Args:
-        path: the file.
-        *sources: files that are read; those that do not exist do not count.
-
-    Raises OSError: it is a directory, or no file can be made there; ValueError: it is one of the
-    sources, perhaps through a link.
-    """
+    """Checks, before any work, that `write_whole` can write a file. Raises OSError: it is a
+    directory, or no file can be made there; ValueError: it is one of the sources, perhaps through a
+    link."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; give the name of a file in it.")
     if _descriptor(path) is not None:
@@ -215,8 +187,7 @@ def check_file(path: Path, *sources: Path) -> None:
     for source in sources:
         if path.is_file() and source.exists() and path.samefile(source):
             raise ValueError(
-                f"The output {path} is the same file as the input {source}, which it would "
-                f"replace. Give another output."
+                f"The output {path} is the same file as the input {source}; give another one."
             )
 
 
@@ -232,16 +203,9 @@ def check_length(path: Path) -> None:
 def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[Path]:
     """Makes a directory of results that appears at `path` when the block ends without an error.
 
-    While the block runs, the directory has another name beside `path`. A killed run leaves it
-    behind; the next run for the same path removes it.
-
-    Args:
-        path, maker, overwrite: as for `check_output`, which is called first.
-
-    Yields:
-        The directory to write into.
-
-    Raises ValueError, OSError: as `check_output`.
+    While the block runs, the directory has another name beside `path`, which is yielded. A killed
+    run leaves it behind; the next run for the same path removes it. Raises as `check_output`, which
+    is called first.
     """
     check_output(path, maker, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -309,10 +273,7 @@ def _is_running(manifest):
 
 def _check_ours(path, maker, overwrite):
     if not (path / MANIFEST).is_file():
-        raise ValueError(
-            f"{path} is not empty and was not made by {maker}, so it is not replaced. Give another "
-            f"output, or remove it yourself."
-        )
+        raise ValueError(f"{path} is not empty and was not made by {maker}; give another output.")
     manifest = read_json(path / MANIFEST)
     if manifest.get("maker") != maker:
         raise ValueError(
@@ -332,7 +293,7 @@ def _check_ours(path, maker, overwrite):
     if changed:
         raise ValueError(
             f"{path} holds files that {maker} did not make or that have changed since: "
-            f"{first_of(changed)}. Move them away or give another output."
+            f"{first_of(changed)}. Move them away."
         )
 
 

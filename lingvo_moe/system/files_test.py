@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.config.fields import check_fields
 from lingvo_moe.system import files
 from lingvo_moe.system.files import (
     MANIFEST,
@@ -226,22 +225,6 @@ def test_an_output_is_not_one_of_the_sources(tmp_path):
     other.touch()
     check_file(other, source, tmp_path / "missing")
     check_file(Path("/dev/null"), Path("/dev/null"))
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ([], "JSON object"),
-        ({}, "field 'sizes'"),
-        ({"sizes": {"a": "7"}, "names": []}, "'sizes' must"),
-        ({"sizes": {}, "names": None}, "'names' must"),
-    ],
-)
-def test_fields_of_other_types(value, message):
-    hints = {"sizes": dict[str, int], "names": list[str]}
-    check_fields({"sizes": {"a": 7}, "names": ["b"], "more": None}, hints, "x.json")
-    with pytest.raises(ValueError, match=message):
-        check_fields(value, hints, "x.json")
 
 
 def test_another_process_leaves_a_directory_that_is_being_finished(tmp_path, monkeypatch):

@@ -40,20 +40,13 @@ def is_blank(text: str) -> bool:
 
 
 def check_utf8(text: str, name: str) -> None:
-    """Checks that text can be encoded; half a surrogate pair, such as "\\ud800", cannot.
-
-    Args:
-        text: any text.
-        name: what the error calls the text.
-
-    Raises ValueError: the text cannot be encoded.
-    """
+    """Raises ValueError: text, called `name`, cannot be encoded; half a surrogate pair, such as
+    "\\ud800"."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{name} is not valid Unicode: character {error.start + 1} is half a surrogate pair. "
-            f"Remove this character."
+            f"{name} is not valid Unicode: character {error.start + 1} is half a surrogate pair."
         ) from error
 
 
@@ -71,11 +64,8 @@ def first_of(texts: Sequence[str], most: int = 5) -> str:
 
 
 def cut_warning(left_out: Mapping[int, int]) -> str:
-    """A warning about sentences that are longer than a model can read.
-
-    Args:
-        left_out: number of the line, from 1 -> number of tokens at its end that are not read.
-    """
+    """A warning about sentences that are longer than a model can read: number of the line, from 1
+    -> number of tokens at its end that are not read."""
     lines = [f"line {n} ({count:,} tokens left out)" for n, count in sorted(left_out.items())]
     return (
         f"warning: sentences too long for the model are cut, {len(lines)} in all: "
@@ -96,11 +86,8 @@ def read_lines(path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for reading bytes; ".gz" and ".zst" files are decompressed.
-
-    Raises ValueError: the block reads a compressed file that is damaged; OSError, ImportError: as
-    `read_lines`.
-    """
+    """Opens a file for reading bytes; ".gz" and ".zst" files are decompressed. Raises ValueError:
+    the block reads a compressed file that is damaged; OSError, ImportError: as `read_lines`."""
     if path.suffix == ".gz" and path.is_file() and not path.stat().st_size:
         raise ValueError(f"{path} is not a whole gzip file (it has no bytes); fetch it again.")
     damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, EOFError, zlib.error)
@@ -128,14 +115,8 @@ def _zstd() -> tuple[Any, type[Exception]]:
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Text of lines of bytes.
-
-    Args:
-        lines: each with its line end, as from iterating over a file opened in binary mode.
-        name: the name of the source in errors, such as a path.
-
-    Raises ValueError: as `read_lines`.
-    """
+    """Text of lines of bytes with their line ends; `name` is that of the source in errors. Raises
+    ValueError: as `read_lines`."""
     for number, line in enumerate(lines, start=1):
         if number == 1:
             if line.startswith(_UTF_16):
@@ -207,14 +188,9 @@ def blocks(lines: Iterable[Any], most: int) -> Iterator[list[Any]]:
 
 
 def paired(sources: Iterable[str], targets: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
-    """Each line of the source with the line of the target that has the same number.
-
-    Args:
-        sources, targets: lines.
-        name: of the targets in errors, such as a path.
-
-    Raises ValueError: there are not as many of both; when the end of the shorter one is reached.
-    """
+    """Each line of the source with the line of the target that has the same number; `name` is that
+    of the targets in errors. Raises ValueError: there are not as many of both, at the end of the
+    shorter one."""
     for number, pair in enumerate(itertools.zip_longest(sources, targets), start=1):
         source, target = pair
         if source is None or target is None:

@@ -6,7 +6,6 @@ import pytest
 from lingvo_moe.system.lines import (
     ArrivingLines,
     blocks,
-    cut_warning,
     decode_lines,
     is_blank,
     one_line,
@@ -59,13 +58,6 @@ def test_lines_that_show_nothing_are_blank(text):
 
 def test_a_translation_is_one_line_that_readers_accept():
     assert one_line("a\0b\u2028c\nd") == "a b c d"
-
-
-def test_a_warning_names_the_first_ten_lines():
-    warning = cut_warning({n: 1000 * n for n in range(12, 0, -1)})
-    assert warning.startswith("warning: sentences too long for the model are cut, 12 in all: ")
-    assert "line 1 (1,000 tokens left out), line 2 (2,000 tokens left out)" in warning
-    assert "line 10 (10,000 tokens left out), …. Split" in warning
 
 
 def test_a_block_ends_when_no_more_lines_arrive():

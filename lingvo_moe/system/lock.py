@@ -21,19 +21,11 @@ class HeldError(ValueError):
 def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[bool]:
     """Keeps other processes from changing a directory while the block runs.
 
-    The lock is a flock on a file in the directory; the file names the holder. The kernel releases
-    it when the process ends, also after a kill; a remaining file has no effect. On network file
-    systems such as NFS the lock works between hosts. On a file system without flock there is a
-    warning and no lock.
-
-    Args:
-        directory: made if it does not exist, with its parents; those that were made are removed at
-            the end if they are still empty.
-        file: name of the file, for locks on parts of a directory.
-        wait: whether to wait until no other process holds it.
-
-    Yields:
-        Whether there is a lock: False on a file system without flock.
+    The lock is a flock on a file in the directory, which is made if needed, and removed if it stays
+    empty; the file names the holder. The kernel releases it when the process ends, also after a
+    kill; a remaining file has no effect. On network file systems such as NFS the lock works between
+    hosts. On a file system without flock there is a warning, no lock, and False is yielded. `wait`
+    waits until no other process holds it.
 
     Raises HeldError: another process holds it; the message names the process, its host and the
     time; OSError: the directory cannot be made or written to.
@@ -83,8 +75,7 @@ def _lock(descriptor, directory, wait):
         return True
     except BlockingIOError as error:
         raise HeldError(
-            f"{directory} is in use by {_holder(descriptor)}. Wait until that ends, or give "
-            f"another directory."
+            f"{directory} is in use by {_holder(descriptor)}; wait, or give another directory."
         ) from error
     except OSError as error:
         logging.warning(

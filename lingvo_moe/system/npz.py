@@ -12,15 +12,9 @@ T = TypeVar("T")
 
 
 def save(path: Path, *, compress: bool = True, **arrays: np.ndarray | None) -> None:
-    """Writes a file, which appears complete or not at all.
-
-    Args:
-        path: the file; an existing one is replaced.
-        compress: whether to compress it, which takes longer.
-        **arrays: by name; those that are None are left out.
-
-    Raises OSError: it cannot be written; an existing file is unchanged.
-    """
+    """Writes arrays by name, but for those that are None, to a file that appears complete or not at
+    all. Compressing takes longer. Raises OSError: it cannot be written; an existing file is
+    unchanged."""
     given: dict[str, Any] = {name: a for name, a in arrays.items() if a is not None}
     write = np.savez_compressed if compress else np.savez
     with new_file(path) as partial, partial.open("wb") as file:
@@ -34,16 +28,11 @@ def load(
     cure: str,
     names: Sequence[str] | None = None,
 ) -> T:
-    """Reads what `save` wrote.
+    """Reads what `save` wrote: make(arrays), or of those `names` alone.
 
-    Args:
-        path: the file.
-        make: arrays -> result; raises LookupError, TypeError or ValueError if they do not fit.
-        what: the contents of such a file, for errors, such as "trace of expert loads".
-        cure: a sentence for errors: how such a file is made.
-        names: the arrays to read; None for all.
-
-    Raises ValueError: the file does not exist or cannot be read; the message names it.
+    `make` raises LookupError, TypeError or ValueError if they do not fit. `what` is what such a
+    file holds, for errors, and `cure` a sentence on how it is made. Raises ValueError: the file
+    does not exist or cannot be read; the message names it.
     """
     try:
         with np.load(path) as file:

@@ -1,5 +1,3 @@
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -33,15 +31,6 @@ def test_a_file_of_another_kind(tmp_path, make):
     npz.save(path, counts=np.arange(3))
     with pytest.raises(ValueError, match=r"some.npz holds no thing \(.*\)\. Make one\.$"):
         npz.load(path, make, "thing", "Make one.")
-
-
-def test_several_that_write_at_once_leave_a_whole_file(tmp_path):
-    """Threads in place of four processes: each file has another name until it is complete."""
-    path = tmp_path / "some.npz"
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: npz.save(path, same=np.full(20_000, n)), range(40)))
-    assert len(set(npz.load(path, dict, "thing", "")["same"].tolist())) == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]
 
 
 def test_only_the_named_arrays_are_read(tmp_path):

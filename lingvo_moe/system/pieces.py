@@ -14,22 +14,15 @@ from lingvo_moe.system.files import MANIFEST, read_json, remove_partials, write_
 
 
 def begin(directory: Path, job: Mapping[str, str], cure: str) -> None:
-    """Writes the job to a new directory, or checks that an existing one has the same job.
-
-    Args:
-        directory: of the pieces; made if it does not exist.
-        job: "maker", the name of the tool; and, by name, everything that determines the pieces.
-        cure: what to do about another job, for the error.
-
-    Raises ValueError: the directory belongs to another job, or holds other files.
-    """
+    """Writes the job to a new directory, or checks that an existing one has the same job: "maker",
+    the tool, and, by name, everything that determines the pieces. `cure` ends the error. Raises
+    ValueError: the directory belongs to another job, or holds other files."""
     file = directory / MANIFEST
     with lock.hold(directory, f"{MANIFEST}.lock", wait=True):
         if not file.exists():
             if any(not path.name.startswith(".") for path in directory.iterdir()):
                 raise ValueError(
-                    f"{directory} is not empty and was not made by {job['maker']}. Give another "
-                    f"output, or remove it yourself."
+                    f"{directory} is not empty and was not made by {job['maker']}; remove it."
                 )
             write_whole(file, json.dumps(job, indent=1))
     begun = read_json(file)
@@ -42,16 +35,9 @@ def begin(directory: Path, job: Mapping[str, str], cure: str) -> None:
 
 
 def take(path: Path, make: Callable[[], None], wait: bool = False) -> bool:
-    """Makes a piece if it is not finished and no other process makes it.
-
-    Args:
-        path: the file of the piece.
-        make: writes the file, which appears when it is complete, as by `write_whole`.
-        wait: whether to wait for the other process, and to make the piece if that process dies.
-
-    Returns:
-        Whether this call made the piece.
-    """
+    """Makes a piece, a file that appears when it is complete, if it is not finished and no other
+    process makes it; `wait` waits for that process, and makes the piece if it dies. Returns whether
+    this call made it."""
     if path.exists():
         return False
     try:

@@ -9,10 +9,8 @@ _EVERY_SECONDS = 10.0
 
 
 def lossy(report: Callable[[str], None]) -> Callable[[str], None]:
-    """The function, but a line is lost if it cannot be written: no work ends for that.
-
-    The disk of a log may be full, or the reader of a pipe or the terminal gone.
-    """
+    """The function, but a line is lost if it cannot be written, as on a full disk or to a terminal
+    that is gone: no work ends for that."""
 
     def report_or_lose(line):
         with contextlib.suppress(OSError, ValueError):  # ValueError: the file is closed
@@ -28,10 +26,7 @@ def report(line: str) -> None:
 
 
 class Progress:
-    """Counts sentences and reports them every ten seconds, and when all are done.
-
-    Work of less than ten seconds has no lines.
-    """
+    """Counts sentences and reports them every ten seconds, and then also when all are done."""
 
     def __init__(
         self,
@@ -40,14 +35,8 @@ class Progress:
         done: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Starts to measure the speed.
-
-        Args:
-            report: takes a line.
-            total: number of sentences; None if unknown, then lines have no ETA.
-            done: sentences of an earlier run.
-            clock: seconds.
-        """
+        """`report` takes a line; total is None if unknown, then lines have no ETA; done are
+        sentences of an earlier run."""
         self._report, self._total, self._clock = report, total, clock
         self._done = self._before = done
         self._start = self._last = clock()

@@ -60,15 +60,8 @@ class InParts(NamedTuple):
 def save(
     path: Path, arrays: Mapping[str, np.ndarray | InParts], metadata: Mapping[str, str]
 ) -> None:
-    """Writes a file, array by array, with a checksum that `load` verifies.
-
-    Args:
-        path: the file, in a directory of `system.files.new_directory`.
-        arrays: by name.
-        metadata: texts by name.
-
-    Raises OSError: it cannot be written.
-    """
+    """Writes arrays and texts by name, array by array, with a checksum that `load` verifies, in a
+    directory of `system.files.new_directory`. Raises OSError: it cannot be written."""
     header: dict = {_METADATA: {**metadata, _CHECKSUM: _ZEROS}}
     end = 0
     for name, array in arrays.items():
@@ -94,11 +87,8 @@ def save(
 
 
 def load(path: Path) -> Safetensors:
-    """Opens a file, made by this package or another program.
-
-    Raises ValueError: it is damaged or of a form that is not known; the message names the file;
-    OSError: it cannot be read.
-    """
+    """Opens a file, made by this package or another program. Raises ValueError: it is damaged or of
+    a form that is not known; the message names the file; OSError: it cannot be read."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -112,8 +102,7 @@ def load(path: Path) -> Safetensors:
                 digest.update(part)
             if digest.hexdigest() != found[1].decode():
                 raise ValueError(
-                    f"{path} is no safetensors file, or is damaged: its checksum is another. "
-                    f"Restore the file."
+                    f"{path} is no safetensors file, or is damaged: its checksum is another."
                 )
     try:
         header = json.loads(text)

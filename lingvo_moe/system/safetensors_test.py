@@ -72,18 +72,6 @@ def test_damage_is_said_in_a_line_with_the_file(tmp_path, content):
     assert "\n" not in str(error.value)
 
 
-def test_the_package_of_that_name_reads_and_writes_the_same(tmp_path):
-    package = pytest.importorskip("safetensors.numpy")
-    arrays = {name: array for name, array in ARRAYS.items() if name != "a"}
-    safetensors.save(tmp_path / "ours", arrays, {"step": "5"})
-    theirs = package.load_file(tmp_path / "ours")
-    package.save_file(arrays, tmp_path / "theirs", {"step": "5"})
-    ours = safetensors.load(tmp_path / "theirs").arrays
-    for name, array in arrays.items():
-        assert np.array_equal(theirs[name], array)
-        assert np.array_equal(ours[name], array)
-
-
 def test_a_flipped_bit_is_an_error(tmp_path):
     path = tmp_path / "x.safetensors"
     safetensors.save(path, {"a": np.arange(6, dtype=np.float32)}, {"step": "7"})

@@ -7,14 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
-    """The languages that a source can have, sorted; [] if they are unknown.
-
-    They are unknown without pairs, as in most imported models.
-
-    Args:
-        pairs: the model's language pairs, such as "de-en".
-        tags: the languages with a tag. Each can be a pivot, which is the source of a second step.
-    """
+    """The languages that a source can have, sorted: those of pairs such as "de-en", and those with
+    a tag, each of which can be the source of a second step. [] (unknown) without pairs, as in most
+    imported models."""
     sources = {pair.rpartition("-")[0] for pair in pairs}
     return sorted(sources.union(tags)) if sources else []
 
@@ -32,16 +27,11 @@ def check_target_language(language: str, known: Collection[str], near: Sequence[
 
 
 def check_source_language(language: str | None, known: Sequence[str]) -> None:
-    """Checks the source language of a request, also if the model does not use it.
-
-    Args:
-        language: None if it is not given.
-        known: `source_languages`; [] allows each language.
-
-    Raises ValueError: a language is given that is not in `known`.
+    """Checks the source language of a request, also if the model does not use it; None is not
+    given, and an empty `known` allows each. Raises ValueError: it is given and is not in `known`.
     """
     if language is not None and known and language not in known:
         raise ValueError(
             f"source_language: this model does not translate from {language!r:.60}; it knows "
-            f"{', '.join(known)}. Give one of them, or leave it out if the model does not need it."
+            f"{', '.join(known)}."
         )

@@ -9,10 +9,10 @@ from typing import Any
 from lingvo_moe.config import plugins, registry
 from lingvo_moe.config.fields import check_fields
 from lingvo_moe.config.params import check_readable, evolve, override, to_fields
+from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.language_codes import are_near
 from lingvo_moe.data.mixture import identity
-from lingvo_moe.data.prepare_pair import digest_of
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.system.files import read_json, write_whole
@@ -24,14 +24,14 @@ from lingvo_moe.tasks.languages import (
 )
 from lingvo_moe.tasks.model_json import FILE, FORMAT, plugins_of, read_fields, read_params
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
-from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING, RESUMING_BY_BLEU
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
 
-_OF_SPEED = ("decoding.batch_tokens", "decoding.cache")  # params that change speed alone
+# What a shell or a cluster writes into a directory before training.
+_LOGS = (".log", ".out", ".err")
 _PENALTIES = "length_penalties.json"  # step, averaging and beam size -> a part of a Fitted
 
 
@@ -69,13 +69,9 @@ class ModelDir:
     ) -> "ModelDir":
         """A logdir for training. Nothing is written before `save`.
 
-        Args:
-            path: the logdir. If it exists, its params are used, and overrides may change neither
-                the model's function nor the order of the data.
-            model: a registered name, or any label if params are given.
-            overrides: `--set` texts.
-            dataset: the training data.
-            params: of the model; None for those of the registered model.
+        If it exists, its params are used, and overrides (`--set` texts) may change neither the
+        model's function nor the order of the data. Otherwise they are `params`, or those of the
+        registered model.
 
         Raises ValueError: the logdir is of another model, params or data, the dataset's
         vocabularies do not fit the model, or path holds other files than a logdir.
@@ -84,19 +80,25 @@ class ModelDir:
             there = ModelDir.open(path, model)
             if there.weights_path.exists():
                 raise ValueError(
-                    f"{path} has the weights of an export ({WEIGHTS}), but no checkpoint to "
-                    f"resume from; give another --logdir for training."
+                    f"{path} is an export without checkpoints to resume; give another --logdir."
                 )
             wanted = there._params_to_resume(overrides, params)
             chosen = recipe(dataset, wanted)
             wanted = with_values(wanted, chosen)
             check_readable(wanted)
             there = dataclasses.replace(there, params=wanted, chosen=chosen)
-            there._check_same_data(dataset)
+            there.check_dataset(dataset)
+            data = identity(dataset, wanted.input.corpora)
+            if there.data is not None and there.data != data:
+                raise ValueError(
+                    f"Dataset {dataset.directory} is not the one that {path} was trained on: its "
+                    f"contents have the SHA-256 {data[:12]}…, not {there.data[:12]}…. Give the "
+                    f"same --data, or another --logdir to train on these."
+                )
             kept = {n: at for n, at in there.imports.items() if not plugins.is_moved(n)}
             return dataclasses.replace(
                 there,
-                data=there._identity(dataset),
+                data=data,
                 imports=kept | plugins_of(wanted),
             )
         params = ModelDir.params_for_training(path, model, overrides, params)
@@ -183,7 +185,9 @@ class ModelDir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for name, content in contents.items():
-                _write_new(self.path / name, content)
+                path = self.path / name
+                if not path.is_file() or path.read_bytes() != content:
+                    write_whole(path, content)
         except OSError as error:
             raise OSError(
                 f"Logdir {self.path} cannot be written ({error}); existing files are unchanged. "
@@ -197,23 +201,15 @@ class ModelDir:
             theirs = dataset.hashes[side]
             if theirs != self.hashes[side]:
                 raise ValueError(
-                    f"The {side} vocabulary of dataset {dataset.directory} (SHA-256 "
-                    f"{theirs[:12]}…) is not the one that {self.path} was trained with "
-                    f"({self.hashes[side][:12]}…). Use the dataset that it was trained on, or "
-                    f"prepare the text with --extend={self.path}."
+                    f"The {side} vocabulary of dataset {dataset.directory} is not the one that "
+                    f"{self.path} was trained with. Prepare the text with --extend={self.path}."
                 )
         self._check_tags(dataset)
 
     def for_test_set(self, dataset: Dataset) -> tuple["ModelDir", Dataset]:
-        """This model and a dataset to use it with, which may have fewer or other pairs.
-
-        Returns:
-            The model, with the pairs of the dataset if it has none (imported models), and the
-            dataset with only the pairs that the model has, numbered as the model does.
-
-        Raises:
-            ValueError: the vocabularies or the sides with tags differ, or no pair is the model's.
-        """
+        """This model, with the pairs of the dataset if it has none (imported models), and the
+        dataset with only the pairs that the model has, numbered as the model does. Raises
+        ValueError: the vocabularies or the sides with tags differ, or no pair is the model's."""
         self.check_dataset(dataset)
         if not self.pairs:
             names = tuple(pair.name for pair in dataset.pairs)
@@ -311,10 +307,8 @@ class ModelDir:
 
     @property
     def translated_pairs(self) -> tuple[str, ...]:
-        """The pairs of `input.pairs`, or all pairs of the model if it names none.
-
-        Pairs that a router by task has no experts for are left out.
-        """
+        """The pairs of `input.pairs`, or all of the model if it names none, without those that a
+        router by task has no experts for."""
         pairs, task = self.params.input.pairs or self.pairs, self.task
         return tuple(pair for pair in pairs if task.has_experts_for(pair))
 
@@ -326,14 +320,9 @@ class ModelDir:
         return source, target
 
     def prefix(self, source_language: str | None, target_language: str) -> list[int]:
-        """What stands in front of a sentence to translate.
-
-        Args:
-            source_language: such as "de"; None if it is not known and not needed.
-            target_language: such as "en".
-
-        Raises ValueError: the model does not know a language, or needs the source's and gets none.
-        """
+        """What stands in front of a sentence to translate; the source language is None if it is not
+        known and not needed. Raises ValueError: the model does not know a language, or needs the
+        source's."""
         tags = self.params.language_tags
         target = source = self.tag(target_language)
         check_source_language(source_language, self.source_languages)
@@ -352,15 +341,10 @@ class ModelDir:
     def read_checkpoint(
         self, step: int | None = None, use: Callable[[Checkpoint], None] = lambda checkpoint: None
     ) -> Checkpoint:
-        """The checkpoint of a step, by default the best; or the weights of an export.
-
-        Args:
-            step: of the checkpoint; None for the best.
-            use: reads the tensors, because a running training may delete the checkpoint later.
-
-        Raises ValueError: there is none, or none of that step; or the weights of an export are
-        damaged; OSError: the checkpoint is damaged.
-        """
+        """The checkpoint of a step, by default the best; or the weights of an export. `use` reads
+        the tensors, because a running training may delete the checkpoint later. Raises ValueError:
+        there is none, or none of that step, or the weights of an export are damaged; OSError: the
+        checkpoint is damaged."""
         if self.weights_path.exists():
             checkpoint = read_weights(self.weights_path, step)
             use(checkpoint)
@@ -369,8 +353,7 @@ class ModelDir:
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
         if step is not None and step not in steps:
             raise ValueError(
-                f"{self.path} has no checkpoint of step {step}. Give one of its steps: "
-                f"{', '.join(map(str, steps))}."
+                f"{self.path} has no checkpoint of step {step}, but {', '.join(map(str, steps))}."
             )
         return self._averaged(step, use)
 
@@ -389,42 +372,6 @@ class ModelDir:
         checkpoints.read(step, average)
         return found
 
-    def fingerprint(self, step: int) -> dict[str, str]:
-        """Name -> value of all that translations depend on: step, SHA-256 of files, and params.
-
-        Args:
-            step: of the checkpoint; its index, and that of others that are averaged with it, has a
-                checksum of each tensor.
-
-        Raises ValueError: params.averaging needs checkpoints that are not there.
-        """
-        files = [self.weights_path]
-        if not self.weights_path.exists():
-            averaged = self.params.averaging.steps(self.checkpoints.steps(), step)
-            files = [self.checkpoints.index(other) for other in averaged]
-        if self.params.decoding.shortlist and self.shortlist_path.exists():
-            files.append(self.shortlist_path)
-        params = to_fields(self.params).items()
-        return {
-            "step": str(step),
-            "files": " ".join(map(digest_of, files)),
-            "fitted": str(self.at_step(step).fitted),
-        } | {name: text for name, text in params if not name.startswith(_OF_SPEED)}
-
-    def _check_same_data(self, dataset):
-        self.check_dataset(dataset)
-        found = self._identity(dataset)
-        if self.data is not None and self.data != found:
-            raise ValueError(
-                f"Dataset {dataset.directory} is not the one that {self.path} was trained on: its "
-                f"contents have the SHA-256 {found[:12]}…, not {self.data[:12]}…. Give "
-                f"the same --data, or another --logdir to train on these."
-            )
-
-    def _identity(self, dataset):
-        """SHA-256 of the data, input.corpora included."""
-        return identity(dataset, self.params.input.corpora)
-
     def _check_tags(self, dataset):
         if dataset.tags_on_both_sides != (tags := self.params.language_tags).on_target:
             raise ValueError(
@@ -435,17 +382,15 @@ class ModelDir:
     def _check_vocabularies(self):
         if self.params.model.shared_embedding and len(set(self.hashes.values())) > 1:
             raise ValueError(
-                f"{self.model} has one embedding for source and target, but the dataset "
-                f"has two vocabularies. Prepare it with --joint_vocab, or pass "
-                f"--set=model.shared_embedding=False."
+                f"{self.model} has one embedding for both sides; prepare the dataset with "
+                f"--joint_vocab, or pass --set=model.shared_embedding=False."
             )
         sizes = {f"{side}_vocab_size": one.size for side, one in self.vocabularies.items()}
         rooms = {name: getattr(self.params, name) for name in sizes}
         if large := [name for name in sizes if sizes[name] > rooms[name]]:
             flags = " ".join(f"--set={name}={sizes[name]}" for name in large)
             raise ValueError(
-                f"The dataset has more pieces than {self.model} has room for. Pass {flags}, or "
-                f"prepare the data with fewer pieces."
+                f"The dataset has more pieces than {self.model} has room for; pass {flags}."
             )
 
 
@@ -479,7 +424,36 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams) -> Mo
     )
 
 
-def _write_new(path: Path, content: bytes) -> None:
-    """Writes a file unless it has this content already."""
-    if not path.is_file() or path.read_bytes() != content:
-        write_whole(path, content)
+def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
+    """Checks that a path is a logdir, or has no files that do not belong to one.
+
+    Allowed is what an interrupted first start leaves: an empty `checkpoints`, the model's
+    vocabularies (of any contents before the data are read), and the dataset that `lm.train` makes
+    from examples, perhaps unfinished. Hidden files, lost+found, and logs such as train.log are
+    allowed too.
+
+    Raises ValueError: other files are there; NotADirectoryError: path is a file.
+    """
+    if (path / FILE).exists() or not path.exists():
+        return
+    if not path.is_dir():
+        raise NotADirectoryError(f"{path} is a file; give another --logdir.")
+    others = [one.name for one in sorted(path.iterdir()) if not _may_be_there(one, vocabularies)]
+    if others:
+        raise ValueError(
+            f"{path} is no logdir: it has no {FILE}, and it is not empty ({first_of(others)}). "
+            f"Give the name of a new directory as --logdir."
+        )
+
+
+def _may_be_there(file: Path, vocabularies: Mapping[str, Vocabulary] | None) -> bool:
+    """Whether this is allowed in a new logdir."""
+    if file.name in ("source.model", "target.model") and file.is_file():
+        return not vocabularies or file.read_bytes() == vocabularies[file.stem].model_bytes
+    return (
+        file.name.startswith(".")
+        or file.name in ("data.parts", "lost+found")
+        or (file.suffix in _LOGS and file.is_file())
+        or (file.name == "checkpoints" and file.is_dir() and not any(file.iterdir()))
+        or (file.name == "data" and (file / DATASET_FILE).exists())
+    )

@@ -7,15 +7,12 @@ import pytest
 from lingvo_moe.config import plugins, registry
 from lingvo_moe.config.params import override, to_fields
 from lingvo_moe.data.pipeline import TrainInput
-from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.jobs.training import train_model, train_step
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.system import files
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.testing.logdirs import random_logdir, training_job
+from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset, without
-
-LINES = ["klices nolek", "kara", "nolek kara klices"]
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +53,6 @@ def _register_another_default(monkeypatch):
     monkeypatch.setitem(registry._registered, "tiny.MoE", changed)
 
 
-def _translations(path, *overrides):
-    model_dir = ModelDir.open(path, "tiny.MoE").with_overrides(overrides)
-    translator, _ = load_translator(model_dir, Local(model_dir.task))
-    return [[(t.text, t.score) for t in best] for best in translator(LINES, "en")]
-
-
 class TestWhatIsRead:
     @pytest.mark.parametrize(
         ("name", "cure"),
@@ -78,10 +69,9 @@ class TestWhatIsRead:
             ModelDir.open(tmp_path)
 
     def test_params_hold_whatever_the_registry_says_later(self, logdir, monkeypatch):
-        params, translations = ModelDir.open(logdir).params, _translations(logdir)
+        params = ModelDir.open(logdir).params
         _register_another_default(monkeypatch)
         assert ModelDir.open(logdir).params == params
-        assert _translations(logdir) == translations
         again = ModelDir.for_training(logdir, "tiny.MoE", [], dataset())
         assert again.params == params
         monkeypatch.delitem(registry._registered, "tiny.MoE")
@@ -284,27 +274,6 @@ def test_a_test_set_may_have_fewer_and_other_pairs(logdir):
     assert [(pair.name, pair.index) for pair in found.pairs] == [(names[2], 2)]
     with pytest.raises(ValueError, match=f"xx-en.*{names[0]}"):
         model_dir.for_test_set(dataclasses.replace(given, pairs=(other,)))
-
-
-def test_a_fingerprint_has_all_that_translations_depend_on(tmp_path):
-    one, same = (random_logdir(tmp_path / name, SHRINK) for name in ("one", "same"))
-    found = one.fingerprint(1)
-    assert found == same.fingerprint(1)
-    assert one.with_overrides(["decoding.batch_tokens=7"]).fingerprint(1) == found
-    wider = one.with_overrides(["decoding.beam_size=7"]).fingerprint(1)
-    assert wider == found | {"decoding.beam_size": "7"} != found
-    runtime = Local(one.task, train_step(one.task))
-    runtime.initialize(6)  # the other is of seed 5
-    one.checkpoints.save(2, runtime.state())
-    second = one.fingerprint(2)["files"]
-    assert second != found["files"]
-    averaged = one.with_overrides(["averaging=Last(n=2)"])
-    assert averaged.fingerprint(2)["files"] == f"{found['files']} {second}"
-    listed = one.with_overrides(["decoding.shortlist=True"])
-    listed.shortlist_path.write_bytes(b"one")
-    before = listed.fingerprint(1)["files"]
-    listed.shortlist_path.write_bytes(b"other")
-    assert listed.fingerprint(1)["files"] != before
 
 
 def test_a_step_that_it_does_not_have(made):

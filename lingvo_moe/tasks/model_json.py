@@ -35,16 +35,8 @@ _HINTS = {
 
 
 def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
-    """The fields of a logdir's model.json, after checks of their types.
-
-    "seen_pairs", "forms" and "plugins" are there also where an earlier version wrote none.
-
-    Args:
-        path: the logdir.
-        model: the name that it must have; None for any.
-
-    Raises ValueError: path is not a logdir, it is damaged, or it is of another model.
-    """
+    """The fields of a logdir's model.json, after checks of their types. Raises ValueError: path is
+    not a logdir, it is damaged, or it is of another model than the one named."""
     file = path / FILE
     if not file.exists():
         why = f"it has no {FILE}" if path.exists() else "it does not exist"
@@ -73,14 +65,8 @@ def _cure(path: Path) -> str:
 
 
 def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:
-    """The params of a logdir, whose plugins are imported first.
-
-    Args:
-        path: the logdir.
-        fields: the result of `read_fields`.
-
-    Raises ValueError: a module cannot be imported, or the params cannot be read.
-    """
+    """The params in the `read_fields` of a logdir, whose plugins are imported first. Raises
+    ValueError: a module cannot be imported, or the params cannot be read."""
     _import_plugins(path / FILE, fields["plugins"])
     return from_fields(TranslationParams, fields["params"], str(path / FILE))
 

@@ -15,26 +15,15 @@ WEIGHTS = "model.safetensors"
 def save_weights(
     path: Path, weights: Mapping[str, np.ndarray | safetensors.InParts], step: int
 ) -> None:
-    """Writes WEIGHTS in the directory `path`.
-
-    Args:
-        path: the directory with the model.json.
-        weights: by path such as "decoder/norm/scale".
-        step: the step of the checkpoint.
-    """
+    """Writes WEIGHTS in the directory of a model.json: weights by path such as
+    "decoder/norm/scale", and the step of the checkpoint."""
     safetensors.save(path / WEIGHTS, weights, {"step": str(step)})
 
 
 def read_weights(file: Path, step: int | None) -> Checkpoint:
-    """The weights that `save_weights` wrote, as a checkpoint; floats become float32.
-
-    Args:
-        file: the path of the file.
-        step: the step that the file must have; None for any.
-
-    Raises ValueError, OSError: the file is missing or damaged, another tool made it, or it has
-    another step.
-    """
+    """The weights that `save_weights` wrote, as a checkpoint; floats become float32. Raises
+    ValueError, OSError: the file is missing or damaged, another tool made it, or it is not of this
+    step."""
     weights, metadata = safetensors.load(file)
     if not metadata.get("step", "").isdecimal():
         raise ValueError(f"{file} has no step in its metadata; it was made by another tool.")

@@ -5,8 +5,7 @@ import shutil
 import pytest
 
 from lingvo_moe import api
-from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.new_logdir import check_new_logdir
+from lingvo_moe.tasks.model_dir import ModelDir, check_new_logdir
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
 

@@ -23,15 +23,8 @@ class Changeable(NamedTuple):
     when: str  # the time, for the error
 
     def check(self, logdir: Path, old: TranslationParams, new: TranslationParams) -> None:
-        """Checks that only these params differ.
-
-        Args:
-            logdir: of the model, for the error.
-            old: the params in the logdir.
-            new: those with `--set` texts.
-
-        Raises ValueError: another param differs.
-        """
+        """Checks that only these params differ between those of a logdir and the new ones. Raises
+        ValueError: another one does."""
         for path, (was, now) in self.forbidden(old, new).items():
             flag = "--init_from" if path == "init.logdir" else "--set"
             raise ValueError(
@@ -104,12 +97,9 @@ AFTER_TRAINING = Changeable(
 
 
 def function_changes(old: TranslationParams, new: TranslationParams) -> dict[str, _Both]:
-    """The params in which two models differ so that the same weights compute something else.
-
-    Returns:
-        Path such as "model.num_heads" -> the texts of the old and the new value. If the values are
-        objects of different classes, their fields are left out.
-    """
+    """The params in which two models differ so that the same weights compute something else: path
+    such as "model.num_heads" -> texts of the old and the new value. If the values are objects of
+    different classes, their fields are left out."""
     found: dict[str, _Both] = {}
     for path, both in AFTER_TRAINING.forbidden(old, new).items():
         inside = any(path.startswith(f"{other}.") for other in found)

@@ -111,8 +111,7 @@ class TranslationParams(Params):
         model is dense, or a value breaks a rule."""
         if self.model.moe is None:
             raise ValueError(
-                f"{', '.join(changes)} cannot be set: this model is dense and has no experts. "
-                f"Choose an MoE model, or leave it out."
+                f"{', '.join(changes)} cannot be set: this model is dense and has no experts."
             )
         moe = dataclasses.replace(self.model.moe, **changes)
         return dataclasses.replace(self, model=dataclasses.replace(self.model, moe=moe))
@@ -131,21 +130,15 @@ class TranslationParams(Params):
                 )
 
     def check_mesh(self, mesh: Mesh, rules: Rules) -> None:
-        """Checks that the model can be trained on a mesh.
-
-        Args:
-            mesh: the devices.
-            rules: letter -> the axes that split it in use.
-
-        Raises ValueError: rows, groups or experts do not divide into equal pieces, or a policy does
-        not suit the mesh.
-        """
+        """Checks that the model can be trained on a mesh; rules are letter -> axes in use. Raises
+        ValueError: rows, groups or experts do not divide into equal pieces, or a policy does not
+        suit the mesh."""
         rows, experts, places = (mesh.size(axes_of(letter, rules)) for letter in "BEg")
         moe, given = self.model.moe, self.input.batch_size / self.train.micro_batches
         if given % rows:
             raise ValueError(
                 f"input.batch_size / train.micro_batches ({given:g}) must be a multiple of {rows}, "
-                f"the pieces into which the mesh splits rows; change one of them, or the mesh."
+                f"the pieces into which the mesh splits rows."
             )
         if not moe or math.prod(mesh.shape) == 1:
             return

@@ -86,12 +86,7 @@ class TrainText:
 
 
 def recipe(dataset: Dataset, params: TranslationParams) -> tuple[Chosen, ...]:
-    """A value for each param that is FROM_DATA and has a rule.
-
-    Args:
-        dataset: prepared data.
-        params: of the model, after `--set`.
-    """
+    """A value for each param, after `--set`, that is FROM_DATA and has a rule."""
     text, chosen = None, []
     for rule in RULES:
         if _get(params, rule.path) is FROM_DATA:

@@ -45,15 +45,13 @@ def routing_metrics(
         float32, weighted by tokens: `aux_loss` and `z_loss` [], unweighted, averaged over layers;
         for each layer a row of `entropy`, `capacity`, `num_experts` and, if there is one,
         `shared_gate` [layers]; `load` and `importance` [layers, E], with zeros at the end of a
-        layer of fewer experts. Counts: `choices` [layers, E], number of choices of each expert
-        before capacity, with zeros at the end likewise; `pair_wanted`, `pair_dropped` [layers, P],
-        choices before capacity and dropped choices; with a dropless dispatcher `lost`
-        [layers], choices that it did not compute. Not in training: `pair_load` [layers, P, E],
-        choices of an expert by tokens of a pair before capacity, `pair_first`, those that were
-        first choices, and `pair_confidence`, the sum of their gates, both of that shape. In
-        training with VExperts `source_load` [layers, D, E], choices made on each device of a
-        placement. With group_loads `group_load` [layers, G, E], choices of each expert in each
-        group, before capacity.
+        layer of fewer experts. Counts, of choices before capacity unless said otherwise: `choices`
+        [layers, E] likewise; `pair_wanted` and, of dropped ones, `pair_dropped` [layers, P]; with a
+        dropless dispatcher `lost` [layers], choices that it did not compute. Not in training:
+        `pair_load` [layers, P, E], by tokens of a pair, `pair_first`, of first choices alone,
+        and `pair_confidence`, the sum of their gates. In training with VExperts `source_load`
+        [layers, D, E], made on each device of a placement. With group_loads `group_load`
+        [layers, G, E], of each group.
     """
     names = moe_layers(output.stats)
     layers = [output.stats[side][name] for side, name in names]
@@ -112,10 +110,8 @@ def routing_metrics(
 
 
 def _of_pairs(routing, pairs, num_pairs, num_experts):
-    """The choices of each expert by tokens of each pair, the first ones, and sums of their gates.
-
-    float32 [P, E] each.
-    """
+    """The choices of each expert by tokens of each pair, the first ones, and sums of their gates,
+    float32 [P, E] each."""
     row = tf.reshape(pairs, tf.concat([tf.shape(routing.wanted), [1]], axis=0))  # [G, S, 1]
     of = routing.expert, row, num_pairs, num_experts
     first = tf.cast(routing.dispatched[..., :1], tf.float32)
@@ -133,13 +129,8 @@ def _count(counted, expert, row, num_rows, num_experts):
 
 
 def choices_of(path: str, layers: Sequence[str], choices: tf.Tensor) -> tf.Tensor:
-    """The rows of choices [layers, E] of a weight's layer, or of all layers of a scan, [Y, E].
-
-    Args:
-        path: of the weight.
-        layers: names of the MoE layers, in the order of the rows.
-        choices: [layers, E].
-    """
+    """The rows of choices [layers, E] of the layer of a weight's path, or of all layers of a scan,
+    [Y, E]; `layers` are the names of the rows."""
     side, layer = path.split("/")[:2]
     if layer != "block":
         return choices[layers.index(f"{side}/{layer}")]
@@ -151,11 +142,7 @@ def max_vio(choices: tf.Tensor, num_experts: Sequence[int]) -> tf.Tensor:
     """MaxVio (Wang et al. 2024, arXiv 2408.15664, equation 4) of each layer, float32 [layers].
 
     The busiest expert's choices over the mean, minus 1: 0 is balance, E - 1 is collapse. 0 without
-    choices.
-
-    Args:
-        choices: float32 [layers, E], with zeros at the end of a layer of fewer experts.
-        num_experts: of each layer.
+    choices, float32 [layers, E], with zeros at the end of a layer of fewer experts.
     """
     total = tf.reduce_sum(choices, axis=1)
     most = tf.reduce_max(choices, axis=1) * tf.constant(num_experts, tf.float32)
@@ -163,11 +150,7 @@ def max_vio(choices: tf.Tensor, num_experts: Sequence[int]) -> tf.Tensor:
 
 
 def unused_experts(choices: tf.Tensor, num_experts: Sequence[int]) -> tf.Tensor:
-    """The number of experts that no token chose, of each layer, float32 [layers].
-
-    Args:
-        choices, num_experts: as for `max_vio`.
-    """
+    """The number of experts that no token chose, float32 [layers]; arguments as of `max_vio`."""
     used = tf.math.count_nonzero(choices, axis=1, dtype=tf.int32)
     return tf.cast(tf.constant(num_experts, tf.int32) - used, tf.float32)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_moe.data.language_tags import LanguageTags
 from lingvo_moe.decoding.flat_beam_search import BeamOutput, beam_search
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.flexmoe.vexperts import VExperts
@@ -28,16 +29,13 @@ from lingvo_moe.tasks.routing_metrics import (
     routing_metrics,
     unused_experts,
 )
-from lingvo_moe.tasks.sides import sides_of, split_request
 from lingvo_moe.training.step import LossOutput, TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
 class TranslationTask:
-    """A Transformer with its data: loss, decoding, scoring.
-
-    Raises ValueError: VExperts in a scan, or group_loads of a model whose tokens choose no experts.
-    """
+    """A Transformer with its data: loss, decoding, scoring. Raises ValueError: VExperts in a scan,
+    or group_loads of a model whose tokens choose no experts."""
 
     params: TranslationParams  # the model's params
     # P names of the dataset's language pairs; per-pair metrics are in this order
@@ -99,12 +97,9 @@ class TranslationTask:
         return [experts[layer.split("/")[0]].num_experts for layer in self.moe_layers]
 
     def for_xla(self, groups: int) -> "TranslationTask":
-        """The same task with static shapes in evaluation and decoding too, for XLA.
-
-        Args:
-            groups: number of groups of tokens in evaluation and decoding, split over devices.
-                Without a capacity it does not change results.
-        """
+        """The same task with static shapes in evaluation and decoding too, for XLA, in so many
+        groups of tokens, split over devices. Without a capacity their number does not change
+        results."""
         moe = self.params.model.moe
         return self.with_moe(evaluation=moe.evaluation.for_xla(groups)) if moe else self
 
@@ -116,10 +111,8 @@ class TranslationTask:
 
     @property
     def placements(self) -> dict[str, int]:
-        """Path of each layer's placement among the weights -> number of experts of the layer.
-
-        In the order of moe_layers; {} for a model whose experts are not VExperts.
-        """
+        """Path of each layer's placement among the weights -> number of experts of the layer, in
+        the order of moe_layers; {} for a model whose experts are not VExperts."""
         specs = dict(self.weights().flatten())
         paths = [f"{layer}/feed_forward/placement" for layer in self.moe_layers]
         return {path: specs[path].num_experts for path in paths if path in specs}
@@ -145,9 +138,7 @@ class TranslationTask:
 
         Args:
             theta: the weights.
-            batch: int32 tensors, see `packing.batch_of`: source_ids, source_segment_ids,
-                source_pair_ids [B, L]; target_inputs, target_ids, target_segment_ids,
-                target_pair_ids [B, T].
+            batch: int32 tensors, see `packing.batch_of`.
             denominator: float32 [], real target tokens of the whole batch.
             context: mode and randomness.
 
@@ -189,16 +180,8 @@ class TranslationTask:
         return LossOutput(objective, metrics, needed_rung(output))
 
     def after_step(self, state: NestedMap, metrics: NestedMap) -> tuple[NestedMap, NestedMap]:
-        """See training.step.Trainable.
-
-        Args:
-            state: the weights with a StateSpec.
-            metrics: of the whole batch.
-
-        Returns:
-            The state after the step, and the metrics with `max_vio` and `unused` [layers] for MoE
-            models.
-        """
+        """See training.step.Trainable: the weights with a StateSpec after a step with these metrics
+        of the whole batch, and the metrics with `max_vio` and `unused` [layers] for MoE models."""
         if not self.moe_layers:
             return state, metrics
         specs = dict(self.weights().flatten())
@@ -258,22 +241,14 @@ class TranslationTask:
         return {n: number for n, number in zip(names, numbers, strict=True) if n in trained}
 
     def has_experts_for(self, pair: str) -> bool:
-        """Whether ByTask was trained on the task of a pair such as "de-en".
-
-        True if the model has another router.
-        """
+        """Whether ByTask was trained on the task of a pair such as "de-en"; True with another
+        router."""
         router = self.task_router
         return router is None or router.task_names([pair])[0] in self.trained_tasks
 
     def task_id(self, source_language: str | None, target_language: str) -> int:
-        """The task of sentences of one language pair; 0 if the model does not route by task.
-
-        Args:
-            source_language: such as "de"; None if it is not known and not needed.
-            target_language: such as "en".
-
-        Raises ValueError: the router needs the source language, or the model was not trained on the
-        task.
+        """The task of sentences of one language pair; 0 if the model does not route by task. Raises
+        ValueError: the router needs the source language, or the model was not trained on the task.
         """
         if not self.task_router:
             return 0
@@ -302,13 +277,10 @@ class TranslationTask:
 
         Args:
             theta: the weights.
-            source_ids: int32 [B, L], tags of languages first, EOS last; see ModelDir.prefix.
-            lengths: int32 [B], real tokens of each row.
+            source_ids, lengths: int32 [B, L], tags of languages first, EOS last (see
+                ModelDir.prefix), and the real tokens of each row, int32 [B].
             tasks: int32 [B], the task of each row, for the router ByTask.
             request: how to search; None for what the params say, without their texts.
-
-        Returns:
-            The n best hypotheses of each sentence.
 
         Raises ValueError: the gating is not batch independent, or the request has an option that is
         not supported with the language tags.
@@ -360,22 +332,10 @@ class TranslationTask:
         target_lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Log-probabilities of given translations by token, under teacher forcing.
-
-        They are those of beam search: the score of a translation is their sum divided by the length
-        penalty.
-
-        Args:
-            theta: the weights.
-            source_ids: int32 [B, L], tags of languages first, EOS last; see ModelDir.prefix.
-            source_lengths: int32 [B], real tokens of each row.
-            target_ids: int32 [B, T], EOS last.
-            target_lengths: int32 [B].
-            tasks: int32 [B], the task of each row, for the router ByTask.
-
-        Returns:
-            float32 [B, T], log P of each token in nats; 0 beyond a row's length.
-        """
+        """Log P of each token of given translations in nats, float32 [B, T], 0 beyond a row's
+        length, under teacher forcing. They are those of beam search: the score of a translation is
+        their sum divided by the length penalty. Sources and tasks are as for `translate`;
+        target_ids int32 [B, T], EOS last."""
         theta, transformer = self._to_compute_dtype(theta), self.transformer
         given = source_ids, source_lengths, target_ids, target_lengths, tasks
         source, target, skipped = sides_of(self.params.language_tags, *given)
@@ -393,10 +353,8 @@ class TranslationTask:
         target_lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
     ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-        """The experts of each token of given translations, under teacher forcing.
-
-        Args:
-            As those of `score`.
+        """The experts of each token of given translations, under teacher forcing; arguments as of
+        `score`.
 
         Returns:
             For each of moe_layers the experts, int32 [B, L or T, K], and the weights of their
@@ -431,6 +389,55 @@ class TranslationTask:
             lambda w, spec: copies.gather_weight(tf.cast(w, dtype) if spec.cast else w, spec.dims),
             self.weights(),
         )
+
+
+def split_request(
+    tags: LanguageTags, source_ids: tf.Tensor, lengths: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+    """A batch to translate (int32 [B, L] of `LanguageTags.prefix`, pieces and EOS; lengths [B])
+    without the tag that the decoder is given: what the encoder reads, ids and lengths; and that
+    first token of each target int32 [B], None if none is given."""
+    if not tags.on_target:
+        return source_ids, lengths, None
+    return source_ids[:, 1:], tf.maximum(lengths - 1, 0), source_ids[:, 0]
+
+
+def sides_of(
+    tags: LanguageTags,
+    source_ids: tf.Tensor,
+    source_lengths: tf.Tensor,
+    target_ids: tf.Tensor,
+    target_lengths: tf.Tensor,
+    tasks: tf.Tensor | None,
+) -> tuple[Tokens, Tokens, int]:
+    """The sides of a batch under teacher forcing.
+
+    Args:
+        tags: where tags of languages stand.
+        source_ids, source_lengths: as for `split_request`.
+        target_ids, target_lengths: int32 [B, T], pieces and EOS, and [B].
+        tasks: int32 [B], for routers by task; or None.
+
+    Returns:
+        What the encoder reads; what the decoder reads, the target shifted right behind the start
+        and a tag that is given; and where the targets begin among the decoder's outputs.
+    """
+    source_ids, source_lengths, first = split_request(tags, source_ids, source_lengths)
+    inputs = tf.pad(target_ids, [[0, 0], [1, 0]], constant_values=tags.start)
+    if first is None:
+        inputs = inputs[:, :-1]
+    else:
+        inputs = tf.concat([inputs[:, :1], first[:, None], inputs[:, 1:-1]], axis=1)
+        target_lengths += 1
+    source, target = (
+        Tokens(
+            ids,
+            tf.sequence_mask(lengths, tf.shape(ids)[1], tf.int32),
+            None if tasks is None else tf.broadcast_to(tasks[:, None], tf.shape(ids)),
+        )
+        for ids, lengths in ((source_ids, source_lengths), (inputs, target_lengths))
+    )
+    return source, target, 0 if first is None else 1
 
 
 # (task, its TrainStep or None without training) -> a runtime, such as runtimes.local.Local.

@@ -11,11 +11,8 @@ _Several = Annotated[int, Rule(">= 2", lambda count: count >= 2)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Merging(Modifier):
-    """Joins an example with the next ones of its pair's text (Tiedemann and Scherrer 2017).
-
-    Attributes:
-        most: largest number of examples to join; the number is drawn from 2 to `most`.
-    """
+    """Joins an example with the next ones of its pair's text (Tiedemann and Scherrer 2017), 2 to
+    `most` in all, a number that is drawn."""
 
     most: _Several = 2
 

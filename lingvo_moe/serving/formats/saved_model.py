@@ -28,7 +28,7 @@ from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
 from lingvo_moe.system.console import quiet
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.sides import split_request
+from lingvo_moe.tasks.translation import split_request
 
 
 def default_options(params: TranslationParams) -> dict[str, tf.Tensor]:
