@@ -2,7 +2,7 @@
 
 python -m experiments.vexperts [--steps=60] [--skew=0,1,1.5] [--tokens=512]
 
-It compares dropless experts that do not move (`Fitted`), experts that move (`VExperts`; times
+It compares dropless experts that do not move (`Dropless`), experts that move (`VExperts`; times
 include the scheduler and its moves), and capacity 2.0, which drops tokens (`Gather`), on the
 same batches. Eight virtual devices share the machine's cores, so the time of a step is the compute
 time of all devices together. Shapes are static, so this is eight times the compute of the busiest
@@ -30,7 +30,7 @@ from lingvo_moe.flexmoe.profile import Machine, measure
 from lingvo_moe.flexmoe.rebalance import Rebalanced
 from lingvo_moe.flexmoe.scheduler import Scheduler
 from lingvo_moe.flexmoe.vexperts import VExperts
-from lingvo_moe.megablocks.fitted import Fitted
+from lingvo_moe.megablocks.dropless import Dropless
 from lingvo_moe.moe.dispatch import Dispatcher, Gather
 from lingvo_moe.moe.gatings.top_k import TopK
 from lingvo_moe.moe.layer import MoE, MoEParams
@@ -142,7 +142,7 @@ def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
     """Prints a table."""
     ways = {
         "Gather(), capacity 2.0": (Regression(Gather()), None),
-        "Fitted()": (Regression(Fitted()), None),
+        "Dropless()": (Regression(Dropless()), None),
         "VExperts(8, 2)": (Regression(VExperts(devices=8, slots_per_device=2)), scheduler),
         "VExperts(8, 4)": (Regression(VExperts(devices=8, slots_per_device=4)), scheduler),
     }
@@ -156,10 +156,10 @@ def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
             metrics = jax.block_until_ready(dict(runtime.train(fed)))
             seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
             kept[name].append(metrics)
-    base = np.array(seconds["Fitted()"])
+    base = np.array(seconds["Dropless()"])
     counted = slice(args.steps // 3, None)
     columns = (
-        *(f"skew {skew:g}", "ms", "time / Fitted", "processor time / Fitted", "dropped"),
+        *(f"skew {skew:g}", "ms", "time / Dropless", "processor time / Dropless", "dropped"),
         *("balance ratio", "moves", "rungs"),
     )
     rows = []

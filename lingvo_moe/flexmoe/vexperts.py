@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from lingvo_moe.config.fields import PositiveInt
 from lingvo_moe.flexmoe.slot_routing import Flow, choose_slots, counts_of, flow_of
-from lingvo_moe.megablocks.fitted import Laddered, least_rung
+from lingvo_moe.megablocks.laddered import Laddered, least_rung
 from lingvo_moe.moe.dispatch import Dispatched, combine, inverse, permute
 from lingvo_moe.moe.holding import Slots
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.sbp.annotations import annotate, num_pieces
-from lingvo_moe.sbp.gshard import INDEX, manual
+from lingvo_moe.sbp.gshard import manual
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,8 +182,7 @@ class _Exchange:
     """The slot of every choice, and the four copies between tokens, buffers and rows.
 
     The copies see the pieces of one device: s sources and their p slots, which receive from X
-    sources. Their integers have another dtype than those outside (see gshard.INDEX), and ranges
-    are NumPy constants, for the same reason.
+    sources.
 
     Attributes:
         routed: int32 [X, S, K, 3]: a choice's slot (P for none), its index among the choices from
@@ -238,8 +237,8 @@ class _Exchange:
         return tf.reshape(outputs, [*weight.shape[:2], rows.shape[-1]])
 
     def _buffer_places(self, routed):
-        """INDEX [s·S, K]: the place in [P, s, C] of each sent choice; P·s·C for others."""
-        slot, position, row = tf.unstack(tf.cast(routed, INDEX), axis=-1)
+        """int32 [s·S, K]: the place in [P, s, C] of each sent choice; P·s·C for others."""
+        slot, position, row = tf.unstack(routed, axis=-1)
         sources = routed.shape[0]
         begin = (np.arange(sources) * self.wire)[:, None, None]
         leaves = (slot < self.slots) & (position < self.wire) & (row < 0)
@@ -247,16 +246,15 @@ class _Exchange:
         return _by_token(tf.where(leaves, place, self.slots * sources * self.wire))
 
     def _local_rows(self, routed):
-        """INDEX [s·S, K]: the row in [p, R] of each choice that stays; p·R for others."""
-        slot, _, row = tf.unstack(tf.cast(routed, INDEX), axis=-1)
+        """int32 [s·S, K]: the row in [p, R] of each choice that stays; p·R for others."""
+        slot, _, row = tf.unstack(routed, axis=-1)
         sources, own_rows = routed.shape[0], self.per_device * self.rows
         begin = (np.arange(sources) * own_rows)[:, None, None]
         place = begin + slot % self.per_device * self.rows + row
         return _by_token(tf.where((row >= 0) & (row < self.rows), place, sources * own_rows))
 
     def _received_rows(self, arriving, first_row):
-        """INDEX [p·X·C, 1]: the row in [p, R] of each place of a buffer; p·R if empty."""
-        arriving, first_row = (tf.cast(x, INDEX) for x in (arriving, first_row))
+        """int32 [p·X·C, 1]: the row in [p, R] of each place of a buffer; p·R if empty."""
         slots = arriving.shape[0]
         count = np.arange(1, self.wire + 1)  # number of places up to each place
         row = first_row[..., None] + count - 1

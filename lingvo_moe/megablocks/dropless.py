@@ -1,148 +1,315 @@
-"""Dropless experts on one device as block-sparse products (MegaBlocks).
+"""Dropless experts as block-sparse products, on one device or many (MegaBlocks).
 
 Gale et al. 2022, MegaBlocks, arXiv 2211.15841.
 
-G groups, S tokens per group, N = G·S tokens, K choices, E experts, M model, H hidden, R row blocks
-of B rows, C column blocks of H columns, Z blocks.
+X sources, the devices with tokens, with N tokens each; K choices, M model, H hidden; D devices that
+the E experts are split over, L = E / D; A places along the mesh axis of data; C room of the buffer
+from a source to a device; T tokens that a device receives; R row blocks of B rows.
+In `dims` as elsewhere: G sources; g the same, and the places, while experts are split; E experts
+and their devices; e devices not split; r rows of experts.
 """
 
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.config.fields import PositiveInt
-from lingvo_moe.megablocks.block_sparse import Topology, block_diagonal, sampled, summed_by_row
+from lingvo_moe.megablocks.block_sparse import block_diagonal, sampled, summed_by_row
+from lingvo_moe.megablocks.laddered import Laddered, least_rung
 from lingvo_moe.moe.dispatch import (
     AnyShape,
     Dispatched,
     by_expert,
     combine,
+    expert_or_none,
     inverse,
-    lost,
     permute,
 )
 from lingvo_moe.moe.feed_forward import Products
-from lingvo_moe.moe.gatings.base import Routing
+from lingvo_moe.moe.gatings.queues import queue_positions
 from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.nn.smart_cond import size_of
+from lingvo_moe.sbp.annotations import annotate, num_pieces
+from lingvo_moe.sbp.copies import annotate_weight
+from lingvo_moe.sbp.gshard import manual
 
 _LARGEST_BLOCK = 128  # the paper's, section 5.1.2
 _SMALLEST_BLOCK = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dropless(AnyShape):
+class Dropless(Laddered, AnyShape):
     """Experts without a capacity, as products with block-sparse matrices.
 
-    Choices are sorted by expert, and the rows of each expert are padded with zeros to whole blocks.
-    All experts are then one block-diagonal product (the paper's figure 6). Shapes are static,
-    ceil(N·K/B) + E blocks, while the time follows the blocks in use, so it suits XLA. It runs on
-    TensorFlow's executor too, where `Ragged` needs no padding. Every choice is computed.
+    A device sorts choices by expert, and pads the rows of each expert with zeros to whole blocks.
+    All its experts are then one block-diagonal product (the paper's figure 6). Shapes are static,
+    while the time follows the blocks in use, so it suits XLA. It runs on TensorFlow's executor too,
+    where `Ragged` needs no padding.
+
+    If a mesh splits the experts, a token is sent once to each device that has experts for it, with
+    its choices and their weights; that device returns the weighted sum of its experts. Each pair of
+    devices has one buffer, which is as large as the busiest pair needs (see `Laddered`). Pairs have
+    much more even loads than experts. Every choice is computed.
 
     Attributes:
         block_size: B; None for the largest power of two from 8 to 128 that is at most a quarter of
-            an expert's choices at balance, N·K/E. Padding then adds about an eighth to the rows.
+            an expert's choices at balance, N·K/L. Padding then adds about an eighth to the rows.
 
     Raises:
-        ValueError: block_size is less than 1.
+        ValueError: block_size is less than 1; see also Laddered.
     """
-
-    one_device = True
 
     block_size: PositiveInt | None = None
 
+    def for_xla(self, groups):
+        """See AnyShape; the result has room for any load."""
+        return dataclasses.replace(self, groups=groups, rung=None)
+
     def dispatch(self, inputs, routing, capacity, experts):
+        """See Laddered; the statistics also hold `device_rows`, float32 [], the most rows that a
+        device computes, padding included."""
         del capacity
-        size = self.block_size or _block_size(
-            routing.expert.shape.num_elements(), experts.num_experts
+        choices, devices = routing.expert.shape[-1], num_pieces("E")
+        held = experts.num_experts // devices
+        expert = expert_or_none(routing, experts.num_experts)
+        own = [
+            annotate(tf.reshape(x, [num_pieces("G"), -1, x.shape[-1]]), "GSM")
+            for x in (inputs, expert, routing.weight)
+        ]
+        size = size_of(own[0], 1)
+        if devices > 1:
+            room = self.room(size * min(1.0, choices / devices), size)
+            rows = self.room(size * choices, size * choices * devices)
+            exchange = _Exchange.plan(own[1], devices, held, self.of_rung(room))
+            there, most = exchange.send(*own), self.of_rung(rows)
+        else:
+            exchange, there, most = None, [x[None] for x in own], size * choices
+        on_device = [devices, num_pieces("g"), -1]
+        tokens, expert, weight = (
+            annotate(tf.reshape(x, [*on_device, x.shape[-1]]), "Eg..") for x in there
         )
-        blocks = in_blocks(routing, experts.num_experts, size)
-        rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), blocks.slot, blocks.choice)
-        outputs = experts.by_products(rows, _products(blocks.topology, size))
-        weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
-        outputs = combine(outputs, weight, blocks.slot, blocks.choice)
-        stats = NestedMap(lost=lost(routing, blocks.slot < tf.size(blocks.choice)))
+        block = self.block_size or _block_size(size * choices, held)
+        blocks = in_blocks(expert, held, block, -(-most // block) + held)
+        outputs = experts.by_products(blocks.permute(tokens), blocks.products())
+        sums = blocks.combine(outputs, weight)
+        outputs = exchange.back(sums) if exchange else sums
+        stats = NestedMap(
+            rung=tf.constant(0.0),
+            lost=_count(routing.dispatched) - _count(blocks.computed),
+            device_rows=tf.cast(
+                block * tf.reduce_max(tf.reduce_sum(blocks.row_blocks, axis=-1)), tf.float32
+            ),
+        )
+        if exchange:
+            busiest = least_rung(rows, tf.reduce_max(blocks.choices))
+            stats.rung = tf.maximum(least_rung(room, exchange.most), busiest)
         return Dispatched(tf.reshape(outputs, tf.shape(inputs)), stats)
 
 
-class Blocks(NamedTuple):
-    """Choices in blocks of rows, each block for one expert.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Exchange:
+    """Tokens to devices and back, in a buffer for each pair of a source and a device.
 
     Attributes:
-        topology: of the experts' products.
-        slot: int32 [N, K], the row of each choice; R · B for none.
-        choice: int32 [R · B], the choice (token · K + k) in each row; N · K for none.
+        devices, held, room: D, L, C.
+        slot: int32 [X, N, K], the place in [D, C] where a choice sends its token; D · C if none. Of
+            a token's choices on a device the first sends it.
+        most: int32 [], the number of tokens of the busiest pair.
     """
 
-    topology: Topology
+    devices: int
+    held: int
+    room: int
+    slot: tf.Tensor
+    most: tf.Tensor
+
+    @classmethod
+    def plan(cls, expert: tf.Tensor, devices: int, held: int, room: int) -> "_Exchange":
+        """The exchange for the experts int32 [X, N, K] of tokens, E for none."""
+        device = expert // held
+        same = device[..., :, None] == device[..., None, :]  # [X, N, K, K]
+        earlier = np.tril(np.ones([expert.shape[-1]] * 2, bool), -1)
+        first = (device < devices) & ~tf.reduce_any(same & earlier, axis=-1)
+        position = queue_positions(device, first, devices)
+        sends = first & (position < room)
+        return cls(
+            devices=devices,
+            held=held,
+            room=room,
+            slot=tf.where(sends, device * room + position, devices * room),
+            most=tf.reduce_max(tf.where(first, position + 1, 0)),
+        )
+
+    def send(self, tokens, expert, weight):
+        """What arrives: tokens [D, X, C, M], and their choices [D, X, C, K].
+
+        Experts are numbered from the device's first one, with L for those of other devices.
+        """
+        # As one float32 tensor, with 0 for no expert, as in empty places.
+        about = tf.concat([tf.cast(expert + 1, tf.float32), weight], axis=-1)
+
+        def fill(tokens, about, slot):
+            slot, choice = self._slots(slot)
+            sent = (permute(tf.squeeze(x, 0), slot, choice) for x in (tokens, about))
+            return [tf.reshape(x, [self.devices, 1, self.room, x.shape[-1]]) for x in sent]
+
+        sent = manual(fill, [tokens, about, self.slot], ["GSM", "GSK", "GSK"], ["eGCM", "eGCK"])
+        tokens, about = (annotate(x, "EgCM") for x in sent)
+        expert, weight = tf.split(about, 2, axis=-1)
+        expert = tf.cast(expert, tf.int32) - 1
+        expert -= self.held * tf.range(self.devices)[:, None, None, None]
+        here = (expert >= 0) & (expert < self.held)
+        return tokens, tf.where(here, expert, self.held), weight
+
+    def back(self, sums):
+        """The sums [X, N, M] over devices of the sums [D, A, T, M] that devices return."""
+        sums = tf.reshape(sums, [self.devices, -1, self.room, sums.shape[-1]])
+        sums = annotate(annotate(sums, "EgCM"), "eGCM")
+
+        def collect(sums, slot):
+            slot, choice = self._slots(slot)
+            rows = tf.reshape(sums, [-1, sums.shape[-1]])
+            return combine(rows, tf.ones(slot.shape), slot, choice)[None]
+
+        return manual(collect, [sums, self.slot], ["eGCM", "GSK"], "GSM")
+
+    def _slots(self, slot):
+        """The slots [N, K] of a source, and the choice in each."""
+        slot = tf.squeeze(slot, 0)
+        return slot, inverse(slot, self.devices * self.room)
+
+
+class Blocks(NamedTuple):
+    """Choices of each device in blocks of rows, each block for one expert.
+
+    Attributes:
+        slot: int32 [D, A, T, K], the row of each choice; R · B for none.
+        choice: int32 [D, A, R · B], the choice (token · K + k) in each row; T · K for none.
+        choices: int32 [D, A], the number of choices.
+        row_blocks: int32 [D, A, L], the number of blocks of each expert, at most R together.
+        size: B.
+    """
+
     slot: tf.Tensor
     choice: tf.Tensor
+    choices: tf.Tensor
+    row_blocks: tf.Tensor
+    size: int
+
+    @property
+    def computed(self) -> tf.Tensor:
+        """bool [D, A, T, K]: the choices that have a row."""
+        return self.slot < size_of(self.choice, 2)
+
+    def permute(self, tokens: tf.Tensor) -> tf.Tensor:
+        """Tokens [D, A, T, M] as rows [D, A · R · B, M]."""
+
+        def run(tokens, slot, choice):
+            return permute(*map(_of_device, (tokens, slot, choice)))[None]
+
+        return manual(run, [tokens, self.slot, self.choice], ["Eg.M", "Eg.K", "Eg."], "ErM")
+
+    def combine(self, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        """Weighted sums [D, A, T, M] of rows [D, A · R · B, M]; weight float32 [D, A, T, K]."""
+
+        def run(rows, weight, slot, choice):
+            given = (_of_device(x) for x in (weight, slot, choice))
+            return combine(tf.squeeze(rows, 0), *given)[None, None]
+
+        given = [rows, weight, self.slot, self.choice]
+        return manual(run, given, ["ErM", "Eg.K", "Eg.K", "Eg."], "Eg.M")
+
+    def products(self) -> Products:
+        """The experts' products, of rows [D, A · R · B, M] and [D, A · R · B, H].
+
+        With hidden units on several devices, rows have a copy for each, and outputs a summand.
+        """
+        pieces = num_pieces("H")
+
+        def into(rows, weight):
+            shape = [pieces, *(size_of(rows, axis) for axis in range(3))]
+            copied = annotate(tf.broadcast_to(rows, shape), "HErM")
+            return self._on_blocks(sampled, copied, "HErM", weight, "EMH", "ErH")
+
+        def out_of(hidden, weight):
+            summands = self._on_blocks(summed_by_row, hidden, "ErH", weight, "EHM", "HErM")
+            return annotate(tf.reduce_sum(summands, axis=0), "ErM")
+
+        def add(dims):
+            def to_blocks(blocks, bias, topology):  # 0 for blocks not in use
+                return blocks + tf.gather(tf.pad(bias, [[0, 1], [0, 0]]), topology.column)[:, None]
+
+            of = dims[-1]
+            return lambda rows, bias: self._on_blocks(to_blocks, rows, dims, bias, f"E{of}", dims)
+
+        return Products(into, out_of, add("ErH"), add("ErM"))
+
+    def _on_blocks(self, function, rows, dims, weight, weight_dims, result_dims):
+        """function(blocks of rows, weight, topology) on each device, as rows."""
+
+        def run(rows, weight, row_blocks):
+            blocks = tf.reshape(rows, [-1, self.size, rows.shape[-1]])
+            topology = block_diagonal(_of_device(row_blocks), size_of(blocks, 0))
+            results = function(blocks, tf.squeeze(weight, 0), topology)
+            ones = [1] * (len(result_dims) - 2)
+            return tf.reshape(results, [*ones, size_of(blocks, 0) * self.size, results.shape[-1]])
+
+        if weight.shape.rank == len(weight_dims):
+            weight = tf.broadcast_to(weight, [num_pieces("g"), *weight.shape])
+        weight = annotate_weight(weight, weight_dims)
+        return manual(
+            run, [rows, weight, self.row_blocks], [dims, f"g{weight_dims}", "Eg."], result_dims
+        )
 
 
-def in_blocks(routing: Routing, num_experts: int, block_size: int) -> Blocks:
-    """Sorts the dispatched choices by expert and pads each expert's run to whole blocks.
+def in_blocks(expert: tf.Tensor, num_experts: int, block_size: int, num_rows: int) -> Blocks:
+    """Sorts the choices of each device by expert and pads each expert's run to whole blocks.
 
     Args:
-        routing: the choices [G, S, K].
-        num_experts: E.
+        expert: int32 [D, A, T, K]; L for none.
+        num_experts: L.
         block_size: B.
-
-    Returns:
-        The Blocks, Z = R = ceil(N·K/B) + E.
+        num_rows: R; choices beyond it have no row.
     """
-    order, counts = by_expert(routing, num_experts)
-    choices = routing.expert.shape.num_elements() or tf.size(order)
-    num_rows = -(-choices // block_size) + num_experts
-    row_blocks = -(-counts // block_size)
-    topology = block_diagonal(row_blocks, num_rows)
-    ends = tf.cumsum(row_blocks)
-    expert = tf.searchsorted(ends, tf.range(num_rows), side="right")  # of a row block; E: not used
-    row = tf.range(num_rows * block_size)
-    expert = tf.gather(expert, row // block_size)
-    place = row - tf.gather(_pad(block_size * (ends - row_blocks)), expert)
-    first = tf.cumsum(counts, exclusive=True)
-    sorted_choice = tf.gather(_pad(first), expert) + place
-    filled = place < tf.gather(_pad(counts), expert)
-    choice = tf.gather(order, tf.where(filled, sorted_choice, 0))
-    choice = tf.where(filled, choice, choices)
-    slot = tf.reshape(inverse(choice, choices), [-1, routing.expert.shape[-1]])
-    return Blocks(topology, slot, choice)
+
+    def run(expert):
+        expert = _of_device(expert)
+        order, counts = by_expert(expert, num_experts)
+        ends = tf.minimum(tf.cumsum(-(-counts // block_size)), num_rows)
+        row_blocks = ends - tf.concat([[0], ends[:-1]], axis=0)
+        row = tf.range(num_rows * block_size)
+        at = tf.searchsorted(ends, row // block_size, side="right")  # expert; L: not in use
+        place = row - tf.gather(_pad(block_size * (ends - row_blocks)), at)
+        sorted_choice = tf.gather(_pad(tf.cumsum(counts, exclusive=True)), at) + place
+        filled = place < tf.gather(_pad(counts), at)
+        choice = tf.gather(order, tf.where(filled, sorted_choice, 0))
+        choice = tf.where(filled, choice, tf.size(order))
+        slot = tf.reshape(inverse(choice, tf.size(order)), tf.shape(expert))
+        return [x[None, None] for x in (slot, choice, tf.reduce_sum(counts), row_blocks)]
+
+    slot, choice, choices, row_blocks = manual(
+        run, [expert], ["Eg.K"], ["Eg.K", "Eg.", "Eg", "Eg."]
+    )
+    return Blocks(slot, choice, choices, row_blocks, block_size)
+
+
+def _of_device(tensor):
+    """[1, 1, …], the piece of a device, without the first dimensions."""
+    return tf.squeeze(tensor, [0, 1])
 
 
 def _pad(by_expert):
     return tf.pad(by_expert, [[0, 1]])
 
 
-def _products(topology: Topology, block_size: int) -> Products:
-    """The experts' two products, of rows [R · B, M] and [Z · B, H]."""
-
-    def on_blocks(product):
-        def on_rows(rows, weight):
-            blocks = tf.reshape(rows, [-1, block_size, rows.shape[-1]])
-            return tf.reshape(product(blocks, weight, topology), [-1, weight.shape[-1]])
-
-        return on_rows
-
-    def by_block(bias):  # [C, H] -> [Z, H], 0 for blocks not in use
-        return tf.gather(tf.pad(bias, [[0, 1], [0, 0]]), topology.column)
-
-    def add(rows, bias):  # a row for each block of rows
-        blocks = tf.reshape(rows, [-1, block_size, rows.shape[-1]])
-        return tf.reshape(blocks + bias[:, None], tf.shape(rows))
-
-    def add_in(hidden, bias):
-        return add(hidden, by_block(bias))
-
-    def add_out(outputs, bias):
-        num_rows = tf.shape(topology.offsets)[0] - 1
-        summed = tf.math.unsorted_segment_sum(by_block(bias), topology.row, num_rows + 1)
-        return add(outputs, summed[:-1])
-
-    return Products(on_blocks(sampled), on_blocks(summed_by_row), add_in, add_out)
+def _count(choices: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.cast(choices, tf.float32))
 
 
-def _block_size(choices: int | None, num_experts: int) -> int:
-    if choices is None:
+def _block_size(choices: int | tf.Tensor, num_experts: int) -> int:
+    if tf.is_tensor(choices):
         return _LARGEST_BLOCK
     quarter = max(choices // (4 * num_experts), _SMALLEST_BLOCK)
     return min(1 << (quarter.bit_length() - 1), _LARGEST_BLOCK)

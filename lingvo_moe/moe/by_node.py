@@ -25,7 +25,7 @@ from lingvo_moe.moe.gatings.node_limited import NodeLimited
 from lingvo_moe.moe.gatings.queues import queue_positions
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.sbp.annotations import annotate, num_pieces
-from lingvo_moe.sbp.gshard import INDEX, manual
+from lingvo_moe.sbp.gshard import manual
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,8 +168,8 @@ class _Exchange:
     def places_to_nodes(self, places, *queue):
         """int32 [G, S, K, K] -> [N, G, C, K]."""
         _, choice = slots_of(self.nodes, self.room, *queue)
-        flat = tf.reshape(tf.cast(places, INDEX), [-1, places.shape[-1]])
-        rows = tf.cast(gather_or_zero(flat, choice), tf.int32)
+        flat = tf.reshape(places, [-1, places.shape[-1]])
+        rows = gather_or_zero(flat, choice)
         return tf.reshape(rows, [self.nodes, -1, self.room, places.shape[-1]])
 
     def to_experts(self, rows, places):
@@ -196,5 +196,5 @@ class _Exchange:
         """The slots [rows, K] of each row of the device's nodes, and their inverse."""
         nodes, groups = places.shape[:2]
         total = nodes * (self.num_experts // self.nodes) * groups * self.capacity
-        slot = total - tf.reshape(tf.cast(places, INDEX), [-1, places.shape[-1]])
+        slot = total - tf.reshape(places, [-1, places.shape[-1]])
         return slot, inverse(slot, total)

@@ -73,7 +73,7 @@ class Dispatcher(Params, abc.ABC):
 
     @property
     def rungs(self) -> tuple["Dispatcher", ...]:
-        """This dispatcher on each of its rungs (see megablocks.fitted); () without a ladder."""
+        """This dispatcher on each of its rungs (see megablocks.laddered); () without a ladder."""
         return ()
 
     def in_groups(self, inputs: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, Tokens]:
@@ -124,7 +124,7 @@ class Dispatcher(Params, abc.ABC):
         if self.one_device:
             raise ValueError(
                 f"model.moe.training={type(self).__name__}() is for one device; over many set "
-                f"Einsum(groups=N) or Gather(groups=N), N a multiple of the devices."
+                f"Dropless(groups=N) or Gather(groups=N), N a multiple of the devices."
             )
         self.check_pieces(pieces)
         for name, number, into in (
@@ -270,20 +270,25 @@ def lost(routing: Routing, computed: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(missing, tf.float32))
 
 
-def by_expert(routing: Routing, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]:
+def by_expert(expert: tf.Tensor, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]:
     """The choices in order of experts.
 
     Args:
-        routing: the choices [G, S, K], N = G·S tokens.
+        expert: int32 [..., K] of N tokens; E for choices that are not dispatched.
         num_experts: E.
 
     Returns:
         Choices (token · K + k) sorted by expert, then token, int32 [N · K], with choices that are
         not dispatched at the end; and the number of choices of each expert, int32 [E].
     """
-    expert = tf.reshape(tf.where(routing.dispatched, routing.expert, num_experts), [-1])
+    expert = tf.reshape(expert, [-1])
     counts = tf.math.unsorted_segment_sum(tf.ones_like(expert), expert, num_experts + 1)
     return tf.argsort(expert, stable=True), counts[:-1]
+
+
+def expert_or_none(routing: Routing, num_experts: int) -> tf.Tensor:
+    """int32 [G, S, K]: the expert of each choice, E for choices that are not dispatched."""
+    return tf.where(routing.dispatched, routing.expert, num_experts)
 
 
 def slots_of(num_experts, capacity, expert, position, dispatched):
@@ -310,21 +315,8 @@ def inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(table, flat[:, None], tf.range(choices))[:-1]
 
 
-def _token(choice: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
-    """The token of each choice; N for none.
-
-    Not by `//`, which compares with a constant 0. XLA would share this constant between
-    Gather's manual regions and the rest of the program, which is an error there.
-    """
-    return tf.truncatediv(choice, slot.shape[1])
-
-
 def gather_or_zero(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """rows[index], and zeros where index is one past the last row.
-
-    Not by `tf.pad`: XLA would share its 0 between manual regions and the rest of the program, and
-    then abort.
-    """
+    """rows[index], and zeros where index is one past the last row."""
     return tf.gather(_with_zero(rows), index)
 
 
@@ -344,11 +336,9 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     Returns:
         [number of slots, M], zeros in empty slots.
     """
-    outputs = gather_or_zero(tokens, _token(choice, slot))
+    outputs = gather_or_zero(tokens, choice // slot.shape[1])
 
     def grad(upstream):
-        # Not tf.reduce_sum: XLA would share its initial 0 between Gather's manual regions and
-        # the rest of the program, which is an error there.
         padded = _with_zero(upstream)
         parts = [tf.gather(padded, one) for one in tf.unstack(slot, axis=1)]
         return functools.reduce(tf.add, parts), None, None
@@ -377,7 +367,7 @@ def combine(rows: tf.Tensor, weight: tf.Tensor, slot: tf.Tensor, choice: tf.Tens
     def grad(upstream):
         d_weight = tf.stack([tf.einsum("NM,NM->N", part, upstream) for part in parts], axis=1)
         slot_weight = gather_or_zero(tf.reshape(weight_cast, [-1]), choice)
-        d_rows = gather_or_zero(upstream, _token(choice, slot)) * slot_weight[:, None]
+        d_rows = gather_or_zero(upstream, choice // slot.shape[1]) * slot_weight[:, None]
         return d_rows, tf.cast(d_weight, weight.dtype), None, None
 
     return functools.reduce(tf.add, weighted), grad

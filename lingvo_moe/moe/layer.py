@@ -66,7 +66,7 @@ class MoEOutput(NamedTuple):
         stats: NestedMap of float32 statistics: `capacity` [], C; Routing's `load` and `choices`
             [E] and `drop_rate` [], the router's `importance` [E] and `entropy` [], the unweighted
             losses `aux_loss` and `z_loss` [], those of MoEParams.shared, and in training those of
-            the dispatcher, such as `rung` (see megablocks.fitted).
+            the dispatcher, such as `rung` (see megablocks.laddered).
         routing: the experts of each token, before expert output masking.
     """
 

@@ -12,6 +12,7 @@ from lingvo_moe.moe.dispatch import (
     Dispatched,
     by_expert,
     combine,
+    expert_or_none,
     inverse,
     lost,
     permute,
@@ -41,7 +42,7 @@ class Ragged(AnyShape):
     def dispatch(self, inputs, routing, capacity, experts):
         del capacity
         num_experts, model_dim = experts.num_experts, inputs.shape[-1]
-        order, counts = by_expert(routing, num_experts)
+        order, counts = by_expert(expert_or_none(routing, num_experts), num_experts)
         tokens = tf.reshape(inputs, [-1, model_dim])
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
         sizes = _round_up(counts, inputs.dtype)

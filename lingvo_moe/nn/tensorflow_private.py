@@ -6,7 +6,6 @@ a graph is compiled by XLA. has_started: whether TensorFlow's threads run. Funct
 SavedModelProto: the parts of a SavedModel's file.
 """
 
-import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
 from tensorflow.compiler.xla.xla_data_pb2 import OpSharding
 from tensorflow.core.framework.function_pb2 import FunctionDef
@@ -23,7 +22,6 @@ __all__ = [
     "SavedModelProto",
     "control_flow_util",
     "has_started",
-    "set_attribute",
     "xla_optimization_barrier",
     "xla_sharding",
 ]
@@ -32,8 +30,3 @@ __all__ = [
 def has_started() -> bool:
     """Whether TensorFlow has run anything in this process, or before it was forked."""
     return context.context()._initialized
-
-
-def set_attribute(operation: tf.Operation, name: str, value: bytes) -> None:
-    """Sets an attribute of an operation of a graph."""
-    operation._set_attr(name, tf.compat.v1.AttrValue(s=value))

@@ -116,7 +116,7 @@ def test_gradients_of_experts_in_slots_are_summed_over_all_devices():
         changes = [f"model.moe.training={policy}"]
         return count_costs(override(MOE, changes), FOUR, 4).sent["all-reduce"]
 
-    more = sums("VExperts(devices=4,slots_per_device=1,groups=4)") - sums("Fitted(groups=4)")
+    more = sums("VExperts(devices=4,slots_per_device=1,groups=4)") - sums("Gather(groups=4)")
     layers, experts = 2, 4  # every second layer of two and two
     assert more == layers * experts * 2 * 128 * 512 * 4
 

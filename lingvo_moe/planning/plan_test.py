@@ -120,7 +120,7 @@ def test_what_the_compiler_says(monkeypatch):
         ("tiny.MoE", "expert:3", [*GROUPS, "input.batch_size=24"], "number of experts=8 must be a"),
         ("tiny.MoE", "expert:4", GROUPS, ""),
         ("tiny.MoE", "expert:1", ["train.micro_batches=5"], "input.batch_size / train.micro_b"),
-        ("tiny.MoE", "data:4", [ROWS, f"{MOE}.training=Dropless()"], f"{MOE}.training=Drop"),
+        ("tiny.MoE", "data:4", [ROWS, f"{MOE}.training=Ragged()"], f"{MOE}.training=Rag"),
         ("tiny.MoE", "expert:4", SLOTS, ""),  # six experts in eight slots
         ("tiny.MoE", "data:8,expert:4", SLOTS, "24 groups do not divide evenly into 32 sources"),
         ("tiny.Dense", "model:4", HEADS, "the numbers of heads must be multiples of 4"),

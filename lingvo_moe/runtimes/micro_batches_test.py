@@ -44,9 +44,14 @@ MODELS = {
             "limit=NodeLimited(nodes=4,kept=1))",
         ),
     ),
-    "experts, scan": (
+    "dropless experts, scan, remat": (
         "data:2,expert:4",
-        ("model.scan=True", "model.moe.gating=TopK(k=2)"),
+        (
+            "model.scan=True",
+            "model.remat=True",
+            "model.moe.gating=TopK(k=2)",
+            "model.moe.training=Dropless(groups=8,factors=(8.0,))",
+        ),
     ),
     "experts, by node": (
         "data:2,expert:4",
@@ -58,7 +63,7 @@ MODELS = {
     "always-on experts": ("data:2,expert:4", ("model.moe.shared=AlwaysOn(experts=2)",)),
     "experts on every device": (
         "data:8",
-        ("model.moe.training=Fitted(groups=8,factors=(8.0,))",),
+        ("model.moe.training=Dropless(groups=8)",),
     ),
     "experts, some frozen": (
         "data:2,expert:4",

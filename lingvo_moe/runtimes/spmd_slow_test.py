@@ -52,11 +52,10 @@ def test_muon_on_many_devices_is_muon_on_one(mesh, processes):
 
 
 @pytest.mark.parametrize(
-    "dispatcher", ["Fitted(groups=8)", "VExperts(devices=8, slots_per_device=2, groups=8)"]
+    "dispatcher", ["Dropless(groups=8)", "VExperts(devices=8, slots_per_device=2, groups=8)"]
 )
-def test_every_rung_compiles(dispatcher):
-    """Manual regions that share constants with the program around them would not compile."""
-    for rung in range(7):
+def test_the_lowest_and_the_highest_rung_compile(dispatcher):
+    for rung in (0, -1):
         found = run_on(
             8, __file__, str(rung), f"model.moe.training={dispatcher}", "model.moe.gating=TopK(k=2)"
         )

@@ -5,12 +5,13 @@ devices by number, or run code on the piece of one device.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.nn.gradients import custom_gradient
-from lingvo_moe.nn.tensorflow_private import set_attribute, xla_sharding
+from lingvo_moe.nn.tensorflow_private import xla_sharding
 from lingvo_moe.sbp.annotations import active, assignment, tile_sharding, use_mesh
 
 
@@ -60,17 +61,12 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray | Sequence) -> tf.Ten
     return xla_sharding.tile(tensor, devices, use_sharding_op=True)
 
 
-# The dtype of integers in a manual region. XLA merges equal constants, and fails if a constant is
-# used both in a region and in the program around it, whose integers have 32 bits.
-INDEX = tf.int64
-
-
 def manual(
     function: Callable[..., tf.Tensor],
     tensors: Sequence[tf.Tensor],
     dims: Sequence[str],
-    result_dims: str,
-) -> tf.Tensor:
+    result_dims: str | Sequence[str],
+) -> Any:
     """A manual region, which XLA does not partition: function runs on the pieces of each device.
 
     The function is the program of one device and must not need the pieces of others. The gradient
@@ -78,9 +74,10 @@ def manual(
     and the function gets whole tensors.
 
     Args:
-        function: pieces of the tensors -> the piece of the result.
+        function: pieces of the tensors -> the piece of the result, or a sequence of pieces.
         tensors: of static shapes.
-        dims, result_dims: one letter a dimension; the current rules give the sharding.
+        dims, result_dims: one letter a dimension; the current rules give the sharding. For several
+            results a sequence of letters.
 
     Raises:
         ValueError: as `assignment`, or a tensor does not divide into equal pieces.
@@ -88,46 +85,43 @@ def manual(
     if (here := active()) is None:
         return function(*tensors)
     mesh, rules = here
+    if isinstance(result_dims, str):
+        (result,) = manual(lambda *pieces: [function(*pieces)], tensors, dims, [result_dims])
+        return result
 
     @custom_gradient
     def region(*tensors):
-        (result,) = _by_hand(
-            lambda *pieces: [function(*pieces)], tensors, dims, [result_dims], mesh, rules
-        )
+        results = _by_hand(function, tensors, dims, result_dims, mesh, rules)
 
-        def grad(upstream):
+        def grad(*upstream):
             floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
 
-            def backward(upstream, *pieces):
+            def backward(*given):
+                upstream, pieces = given[: len(results)], given[len(results) :]
                 with tf.GradientTape() as tape:
                     tape.watch([pieces[i] for i in floats])
                     outputs = function(*pieces)
                 return tape.gradient(outputs, [pieces[i] for i in floats], upstream)
 
-            given, letters = [upstream, *tensors], [result_dims, *dims]
+            given, letters = [*upstream, *tensors], [*result_dims, *dims]
             with use_mesh(mesh, rules):
                 grads = _by_hand(backward, given, letters, [dims[i] for i in floats], mesh, rules)
             by_input = dict(zip(floats, grads, strict=True))
             return [by_input.get(i) for i in range(len(tensors))]
 
-        return result, grad
+        return results, grad
 
     return region(*tensors)
 
 
 def _by_hand(function, tensors, dims, result_dims, mesh, rules):
-    """The results of function on all devices, with all its operations marked as manual."""
+    """The results of function on all devices."""
     pieces = []
     for tensor, letters in zip(tensors, dims, strict=True):
         axes = assignment(letters, tuple(tensor.shape), mesh, rules)
         mesh.piece_shape(tensor.shape, axes, letters, repr(letters))
         pieces.append(xla_sharding.auto_to_manual_spmd_partition(tensor, _serialized(axes, mesh)))
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    results = function(*pieces)
-    mark = xla_sharding.Sharding.manual().proto.SerializeToString()
-    for operation in graph.get_operations()[before:]:
-        set_attribute(operation, "_XlaSharding", mark)
+    results = _apart(function, pieces)
     whole = []
     for result, letters in zip(results, result_dims, strict=True):
         axes = assignment(letters, (None,) * len(letters), mesh, rules)
@@ -135,6 +129,26 @@ def _by_hand(function, tensors, dims, result_dims, mesh, rules):
         sharding = _serialized(axes, mesh)
         whole.append(xla_sharding.manual_to_auto_spmd_partition(result, sharding, shape))
     return whole
+
+
+def _apart(function, pieces):
+    """function(*pieces), as the only branch of a conditional.
+
+    The compiler merges equal constants of a computation, and would take operations around the
+    region for a part of it if they used the same constant. A branch is a computation of its own. It
+    is taken whatever the index is; the compiler puts it in line after it has partitioned.
+    """
+    specs = [tf.TensorSpec(piece.shape, piece.dtype) for piece in pieces]
+    branch = tf.function(
+        lambda *pieces: [tf.identity(result) for result in function(*pieces)], autograph=False
+    ).get_concrete_function(*specs)
+    return tf.raw_ops.StatelessCase(
+        branch_index=tf.cast(pieces[0][(0,) * pieces[0].shape.rank], tf.int32),
+        input=pieces,
+        Tout=[result.dtype for result in branch.outputs],
+        branches=[branch],
+        output_shapes=[result.shape for result in branch.outputs],
+    )
 
 
 def _serialized(axes, mesh):

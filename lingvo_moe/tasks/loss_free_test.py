@@ -110,7 +110,7 @@ def test_it_resumes_to_the_bit_and_translates_with_the_bias():
 @pytest.mark.slow
 def test_a_step_that_is_taken_again_moves_the_bias_once():
     """A capacity of a quarter has no room, so the step is repeated on a higher rung."""
-    ladder = "model.moe.training=Fitted(factors=(0.3,8.0))"
+    ladder = "model.moe.training=VExperts(devices=1,slots_per_device=8,factors=(0.3,8.0))"
     runtime = make(ladder, "model.moe.decoder_num_experts=None")
     metrics = runtime.train(batch())
     assert metrics.retries > 0

@@ -105,7 +105,7 @@ class TranslationTask:
 
     @property
     def rungs(self) -> tuple["TranslationTask", ...]:
-        """This task on each rung of its dispatcher (see megablocks.fitted); () without rungs."""
+        """This task on each rung of its dispatcher (see megablocks.laddered); () without rungs."""
         moe = self.params.model.moe
         return tuple(self.with_moe(training=one) for one in moe.training.rungs) if moe else ()
 
