@@ -125,6 +125,20 @@ def test_commands_are_of_tools_with_these_flags(page):
         assert not unknown, f"{page.name}: {names[0]} has no flags {unknown}"
 
 
+def test_the_manifests_fit_together():
+    yaml = pytest.importorskip("yaml")
+    page = (DOCS / "howto" / "cluster.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    service, job = yaml.safe_load_all(text)
+    name, count = job["metadata"]["name"], job["spec"]["completions"]
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    (command,) = pod["containers"][0]["args"]
+    assert f"--coordinator={name}-0.{pod['subdomain']}:" in command
+    assert f"--process_count={count} --process_index=$JOB_COMPLETION_INDEX" in command
+
+
 def test_settings_in_commands_of_the_page_on_data_are_read():
     """--set of lingvo-moe-train, by the params of the command's model."""
     page = DOCS / "howto" / "prepare_text.md"

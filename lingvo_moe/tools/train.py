@@ -3,7 +3,7 @@ r"""Trains a registered model; the same command resumes an interrupted run.
 lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny
 lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny8 --runtime=spmd \
     --virtual_devices=8 --mesh=data:2,expert:4 \
-    --set="model.moe.training=Einsum(groups=8)"    # see docs/howto/cluster.md
+    --set="model.moe.training=Einsum(groups=8)"
 """
 
 from pathlib import Path
