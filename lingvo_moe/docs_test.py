@@ -125,6 +125,14 @@ def test_commands_are_of_tools_with_these_flags(page):
         assert not unknown, f"{page.name}: {names[0]} has no flags {unknown}"
 
 
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_models_exist(page):
+    known = set(registry.all_names())
+    families = "|".join({name.partition(".")[0] for name in known})
+    named = re.findall(rf"\b(?:{families})\.[A-Z]\w*", page.read_text(encoding="utf-8"))
+    assert not set(named) - known
+
+
 def test_the_manifests_fit_together():
     yaml = pytest.importorskip("yaml")
     page = (DOCS / "howto" / "cluster.md").read_text(encoding="utf-8")

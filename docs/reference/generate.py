@@ -115,7 +115,7 @@ def _elements(hint: Any) -> list[type]:
 def _ours(hint: Any) -> list[type]:
     """The classes of this package that a field may hold, in order of their names."""
     found = {cls for element in _elements(hint) for cls in classes(element)}
-    ours = [cls for cls in found if re.match(r"lingvo_moe\.(?!.*_test)", cls.__module__)]
+    ours = [cls for cls in found if re.match(r"lingvo_moe\.(?!testing|.*_test)", cls.__module__)]
     return sorted(ours, key=lambda cls: cls.__name__)
 
 
