@@ -8,6 +8,7 @@ import keyword
 import re
 import runpy
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,23 @@ def test_the_manifests_fit_together():
     (command,) = pod["containers"][0]["args"]
     assert f"--coordinator={name}-0.{pod['subdomain']}:" in command
     assert f"--process_count={count} --process_index=$JOB_COMPLETION_INDEX" in command
+
+
+def test_the_first_model_splits_its_text(tmp_path):
+    page = (DOCS / "start" / "first_model.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```\n(mkdir -p corpus.*?)^```", page, re.M | re.S)
+    for pair in ("de-en", "en-es", "en-fr", "en-it", "en-nl", "en-ru"):
+        for language in pair.split("-"):
+            lines = "".join(f"{language} {n}\n" for n in range(1600))
+            (tmp_path / f"X.{pair}.{language}").write_text(lines)
+    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, check=True)
+    for language in ("de", "es", "fr", "it", "nl", "ru"):
+        seen = set()
+        for split, count in (("dev", 500), ("test", 1000), ("train", 100)):
+            text = (tmp_path / "corpus" / split / f"{language}-en.tsv").read_text().splitlines()
+            assert len(text) == count
+            seen |= {*text}
+        assert seen == {f"{language} {n}\ten {n}" for n in range(1600)}
 
 
 def test_settings_in_commands_of_the_page_on_data_are_read():
