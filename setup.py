@@ -10,7 +10,7 @@ _ROOT = Path(__file__).parent
 _TOOLS = sorted(
     path.stem
     for path in (_ROOT / "lingvo_moe" / "tools").glob("[a-z]*.py")
-    if "\ndef run() ->" in path.read_text()  # the others are what tools share
+    if "\n@common.tool(" in path.read_text()  # the others are what tools share
 )
 
 _BEAM = "apache-beam>=2.77,<3"
@@ -80,7 +80,7 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            f"lingvo-moe-{tool.strip('_').replace('_', '-')}=lingvo_moe.tools.{tool}:run"
+            f"lingvo-moe-{tool.strip('_').replace('_', '-')}=lingvo_moe.tools.{tool}:main"
             for tool in _TOOLS
         ]
     },

@@ -42,7 +42,7 @@ def tools() -> Iterator[str]:
     """Every tool with its flags."""
     yield _TOOLS.format(note=_NOTE)
     for path in sorted((HERE.parents[1] / "lingvo_moe" / "tools").glob("[a-z]*.py")):
-        if "\ndef run() ->" not in path.read_text(encoding="utf-8"):
+        if "\n@common.tool(" not in path.read_text(encoding="utf-8"):
             continue
         module = importlib.import_module(f"lingvo_moe.tools.{path.stem}")
         about, _, example = inspect.getdoc(module).partition("\n\n")

@@ -15,8 +15,26 @@ from lingvo_moe.flexmoe.rates import ExpertShape, from_hardware
 from lingvo_moe.flexmoe.traces import Trace
 from lingvo_moe.hardware.chips import NAMES, find_hardware
 from lingvo_moe.tools import common
+from lingvo_moe.tools.common import Flag
 
 FLAGS = flags.FLAGS
+TABLE = (
+    Flag("trace", str, None, "An .npz file of recorded expert loads."),
+    Flag("synthetic", bool, False, "Generate loads: top 10 experts take 75 %, with drift."),
+    Flag("compare", tuple(COMPARISONS), "policies",
+         "All policies, or triggers of the flexible one."),
+    Flag("devices", int, None, "Number of devices; by default that of --trace, or 64."),
+    Flag("choices", float, None, "With --trace: mean choices of a device, step and layer."),
+    Flag("slots", int, 4, "Slots of a device; each holds one replica of an expert."),
+    Flag("hardware", str, "a100", f"The kind of device: {NAMES}."),
+    Flag("skip", int, 20, "Number of first steps to leave out of averages."),
+    Flag("experts", int, 64, "With --synthetic: number of experts."),
+    Flag("steps", int, 300, "With --synthetic: number of steps."),
+    Flag("layers", int, 1, "With --synthetic: number of MoE layers, independent loads."),
+    Flag("tokens", int, 8192,
+         "With --synthetic: tokens per device and step; each chooses two experts."),
+    Flag("seed", int, 0, "With --synthetic: seed of the loads."),
+)  # fmt: skip
 
 
 def _trace() -> Trace:
@@ -31,6 +49,7 @@ def _trace() -> Trace:
     return SyntheticLoads(devices=FLAGS.devices or 64, **sizes).generate()
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Prints the table."""
     trace, runs = _trace(), []
@@ -41,27 +60,5 @@ def main() -> None:
     print(table(runs).to_markdown())
 
 
-def run() -> None:
-    """The command line."""
-    flags.DEFINE_string("trace", None, "An .npz file of recorded expert loads.")
-    flags.DEFINE_bool("synthetic", False, "Generate loads: top 10 experts take 75 %, with drift.")
-    flags.DEFINE_enum(
-        "compare", "policies", list(COMPARISONS), "All policies, or triggers of the flexible one."
-    )
-    flags.DEFINE_integer("devices", None, "Number of devices; by default that of --trace, or 64.")
-    flags.DEFINE_float("choices", None, "With --trace: mean choices of a device, step and layer.")
-    flags.DEFINE_integer("slots", 4, "Slots of a device; each holds one replica of an expert.")
-    flags.DEFINE_string("hardware", "a100", f"The kind of device: {NAMES}.")
-    flags.DEFINE_integer("skip", 20, "Number of first steps to leave out of averages.")
-    flags.DEFINE_integer("experts", 64, "With --synthetic: number of experts.")
-    flags.DEFINE_integer("steps", 300, "With --synthetic: number of steps.")
-    flags.DEFINE_integer("layers", 1, "With --synthetic: number of MoE layers, independent loads.")
-    flags.DEFINE_integer(
-        "tokens", 8192, "With --synthetic: tokens per device and step; each chooses two experts."
-    )
-    flags.DEFINE_integer("seed", 0, "With --synthetic: seed of the loads.")
-    common.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    main()

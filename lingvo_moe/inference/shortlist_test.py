@@ -1,7 +1,5 @@
 """A shortlist from data to translations."""
 
-import types
-
 import numpy as np
 import pytest
 
@@ -10,8 +8,8 @@ from lingvo_moe.inference.shortlist import load_shortlist, make_shortlist
 from lingvo_moe.nn.special_tokens import PAD, UNK
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.commands import succeed
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
-from lingvo_moe.tools import shortlist as tool
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +43,13 @@ def test_candidates_have_the_largest_dice_coefficients(model_dir):
         assert counts[row[row > 0]].tolist() == sorted(counts[counts > 0].tolist())[::-1][:30]
 
 
-def test_from_the_tool_to_translations(model_dir, monkeypatch, capsys, tmp_path):
+def test_from_the_tool_to_translations(model_dir, tmp_path):
     model = lm.load(model_dir.path)
     with pytest.raises(ValueError, match="Make it"):
         model.translate(["kara"], "en", shortlist=True)
-    flags = {"logdir": model_dir.path, "data": tiny_world.dataset().directory}
-    flags |= {"candidates": 3, "frequent": 10, "sentences": 500}
-    monkeypatch.setattr(tool, "FLAGS", types.SimpleNamespace(**flags))
-    tool.main()
-    assert capsys.readouterr().out == f"{model_dir.shortlist_path}\n"
+    where = f"--logdir={model_dir.path}", f"--data={tiny_world.dataset().directory}"
+    result = succeed("shortlist", *where, "--candidates=3", "--frequent=10", "--sentences=500")
+    assert result.stdout == f"{model_dir.shortlist_path}\n"
     made = load_shortlist(model_dir)
     options = {"shortlist": True, "tokens": True, "n_best": 2, "target_prefix": "no"}
     sentences = ["kara mi", "mira so kara", ""]

@@ -27,6 +27,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to api.train_baselines."""
     report = api.train_baselines(
@@ -43,10 +44,5 @@ def main() -> None:
     common.report(f"Report: {FLAGS.output}/report/index.html")
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

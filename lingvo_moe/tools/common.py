@@ -1,5 +1,7 @@
 """Common parts of the tools: flags, help, and errors in one line."""
 
+import contextlib
+import functools
 import io
 import itertools
 import math
@@ -7,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -89,55 +91,67 @@ _EXPECTED_ERRORS = (
 )
 
 
-def run(
-    main: Callable[..., None], table: Sequence[Flag] = (), takes_arguments: bool = False
-) -> None:
-    """Parses flags and calls main; an error ends in one line.
+def tool(table: Sequence[Flag] = (), takes_arguments: bool = False) -> Callable[..., Any]:
+    """Makes a function that reads FLAGS the `main(argv)` of a tool; an error ends it in one line.
 
     The exit status is 1 after an error that the user can fix, and 70 after any other.
 
     Args:
-        main: the tool.
-        table: its flags.
-        takes_arguments: whether `main` takes the list of arguments that are not flags.
+        table: the tool's flags.
+        takes_arguments: whether the function takes the list of arguments that are not flags.
+
+    Returns:
+        A decorator. `main(argv)` takes the program's name and the arguments; by default sys.argv.
     """
+
+    def decorate(function):
+        @functools.wraps(function)
+        def main(argv: Sequence[str] | None = None) -> None:
+            if argv is not None:
+                sys.argv = list(argv)
+            with one_line_errors():
+                arguments = _parsed(table, sys.modules[function.__module__])
+                if arguments and not takes_arguments:
+                    raise ValueError(f"Unexpected arguments {arguments}; flags begin with --.")
+                function(*([arguments] if takes_arguments else []))
+
+        return main
+
+    return decorate
+
+
+def _parsed(table: Sequence[Flag], module: ModuleType) -> list[str]:
+    """Defines and parses the flags of a tool, imports plug-ins; returns the other arguments."""
     for stream in (sys.stdout, sys.stderr):  # text is UTF-8 in every locale
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
     for flag in table:
         flag.define()
-    define_help(sys.modules[main.__module__])
-
-    def start(argv):
-        if not FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.WARNING)
-        try:
-            os.getcwd()
-        except OSError as error:
-            raise ValueError("The working directory is removed; change to another.") from error
-        arguments = argv[1:]
-        if arguments and not takes_arguments:
-            raise ValueError(f"Unexpected arguments {arguments}; flags begin with --.")
-        for name, value in FLAGS.flag_values_dict().items():
-            if isinstance(value, float) and math.isnan(value):
-                raise ValueError(f"--{name}=nan is not a number; give one.")
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, str):
-                    check_local(f"--{name}", one)
-        import_plugins(FLAGS["import"].value or ())
-        main(*([arguments] if takes_arguments else []))
-
-    def begin():
-        given = ["--help" if one == "-h" else one for one in at_home(sys.argv)]
-        if "--version" in given:
-            print(f"lingvo_moe {__version__}")
-            return
-        try:
-            app.run(start, argv=given, flags_parser=_parse)
-        except SystemExit as end:
-            raise SystemExit(0 if _HELP & set(given) else end.code) from end
-
-    exit_with_message(begin)
+    app.define_help_flags()
+    define_help(module)
+    given = ["--help" if one == "-h" else one for one in at_home(sys.argv)]
+    if "--version" in given:
+        print(f"lingvo_moe {__version__}")
+        raise SystemExit(0)
+    try:
+        arguments = _parse(given)[1:]
+    except SystemExit as end:
+        raise SystemExit(0 if _HELP & set(given) else end.code) from end
+    logging.use_absl_handler()
+    if not FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ValueError("The working directory is removed; change to another.") from error
+    for name, value in FLAGS.flag_values_dict().items():
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(f"--{name}=nan is not a number; give one.")
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str):
+                check_local(f"--{name}", one)
+    import_plugins(FLAGS["import"].value or ())
+    return arguments
 
 
 def _parse(arguments: Sequence[str]) -> list[str]:
@@ -222,11 +236,12 @@ def define_help(module: ModuleType) -> None:
                 FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
-def exit_with_message(function: Callable[[], None]) -> None:
-    """Calls a function; an error is printed as by `status_and_line` and ends the process."""
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """An error in the block is printed as by `status_and_line` and ends the process."""
     try:
         try:
-            function()
+            yield
         finally:
             sys.stdout.flush()  # a failure to write the output is an error too
     except Exception as error:
@@ -274,6 +289,12 @@ def _one_line(text: str) -> str:
     return printable("".join(lines[:1])) + more
 
 
+for _unused in (  # of absl's app.run
+    *("run_with_pdb", "pdb_post_mortem", "pdb", "only_check_args"),
+    *("run_with_profiling", "profile_file", "use_cprofile_for_profiling"),
+):
+    if _unused in FLAGS:
+        delattr(FLAGS, _unused)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_multi_string(
     "import",

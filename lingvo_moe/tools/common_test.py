@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from absl import app
 
 import lingvo_moe as lm
 from lingvo_moe.testing.commands import error_of, run_tool, succeed
@@ -18,13 +17,14 @@ from lingvo_moe.tools.common import NAMES, Flag
 TOOLS = sorted(
     path.stem
     for path in Path(common.__file__).parent.glob("[a-z]*.py")
-    if "\ndef run() ->" in path.read_text()
+    if "\n@common.tool(" in path.read_text()
 )
 
 
 @pytest.fixture
 def new_flags():
     """Calls a function and returns the names of the flags it defines, which go when a test ends."""
+    common.app.define_help_flags()  # absl defines them once a process
     before = set(common.FLAGS)
 
     def names(define):
@@ -88,15 +88,18 @@ def test_the_tools_are_found():
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_console_script_s_help_shows_its_flags(tool, new_flags, monkeypatch, capsys):
     module = importlib.import_module(f"lingvo_moe.tools.{tool}")
-    monkeypatch.setattr(sys, "argv", [f"/usr/bin/lingvo-moe-{tool}"])
+    monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys.modules["__main__"], "__doc__", None)
-    monkeypatch.setattr(common.app, "run", lambda main, **_: None)
-    defined = new_flags(module.run)
-    assert defined
-    app.usage(shorthelp=True, writeto_stdout=True)
+
+    def show_help():
+        with pytest.raises(SystemExit, match="0"):
+            module.main([f"/usr/bin/lingvo-moe-{tool}", "--help"])
+
+    assert new_flags(show_help)
     shown = capsys.readouterr().out
     assert shown.startswith(module.__doc__)
-    missing = [n for n in {*defined, "debug"} if f"--{n}:" not in shown and f"]{n}:" not in shown]
+    names = [*(flag.name for flag in module.TABLE), "debug"]
+    missing = [n for n in names if f"--{n}:" not in shown and f"]{n}:" not in shown]
     assert not missing
 
 
@@ -128,16 +131,16 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
     def fail():
         raise error
 
-    with pytest.raises(SystemExit) as end:
-        common.exit_with_message(fail)
+    with pytest.raises(SystemExit) as end, common.one_line_errors():
+        fail()
     assert end.value.code == status
     printed = capsys.readouterr().err
     assert printed.startswith(line)
     assert printed.count("\n") == 1
     assert "common_test.py:" in printed or status == 1
     monkeypatch.setattr(common.FLAGS["debug"], "value", True)
-    with pytest.raises(type(error)):
-        common.exit_with_message(fail)
+    with pytest.raises(type(error)), common.one_line_errors():
+        fail()
 
 
 @pytest.mark.parametrize(
@@ -157,19 +160,18 @@ def test_a_flag_without_effect_is_an_error(command, flag, needed):
 def test_a_full_disk_is_an_error_though_output_is_written_last(monkeypatch, capsys):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        with pytest.raises(SystemExit) as end:
-            common.exit_with_message(lambda: print("line"))
+        with pytest.raises(SystemExit) as end, common.one_line_errors():
+            print("line")
     assert end.value.code == 1
     assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
 
 
 def test_a_working_directory_that_is_removed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(common.app, "run", lambda start, **_: start(["tool"]))
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(SystemExit):
-        common.run(lambda: None)
+        common.tool()(lambda: None)(["tool"])
     assert "working directory" in capsys.readouterr().err
 
 
@@ -215,8 +217,7 @@ def test_listing_models_loads_tensorflow_and_no_other_framework():
         "from lingvo_moe.tools import models\n"
         "assert '619B' in models.list_models().to_text()\n"
         "print(sorted({'jax', 'keras', 'matplotlib', 'sacrebleu'} & set(sys.modules)))\n"
-        "sys.argv = ['lingvo-moe-models', '--helpshort']\n"
-        "models.run()"
+        "models.main(['lingvo-moe-models', '--helpshort'])"
     )
     result = _python(script)
     assert result.returncode == 0

@@ -29,6 +29,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to compare."""
     runtimes.check_flags()
@@ -46,10 +47,5 @@ def main() -> None:
     )
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -40,6 +40,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to api.evaluate."""
     runtimes.check_flags()
@@ -63,10 +64,5 @@ def main() -> None:
     common.report(f"Report: {FLAGS.output}/index.html")
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -35,6 +35,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to analyze and write_experts."""
     common.check_effect("with --data", FLAGS.data is not None, "split")
@@ -64,10 +65,5 @@ def _record(model_dir: ModelDir) -> RoutingRecord:
     return record
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -57,6 +57,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to an export."""
     # An export computes nothing on devices, so JAX must not reserve a GPU's memory.
@@ -108,10 +109,5 @@ def _pruning() -> Pruning | None:
     return Pruning(share=FLAGS.prune, languages=tuple(FLAGS.languages))
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -24,6 +24,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to import_model."""
     logdir = import_model(Path(str(FLAGS["from"].value)), Path(FLAGS.output), FLAGS.overwrite)
@@ -36,10 +37,5 @@ def main() -> None:
     )
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -43,6 +43,7 @@ def list_models() -> Table:
     return Table(("model", "weights", "description"), rows, texts=3)
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to one of the functions above."""
     if FLAGS.show:
@@ -52,10 +53,5 @@ def main() -> None:
         print(json.dumps(table.to_json(), indent=1) if FLAGS.json else table.to_text())
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

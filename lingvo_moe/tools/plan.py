@@ -46,6 +46,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to one of the functions below."""
     common.check_effect("with --search", FLAGS.search, "devices", "max_sent_gb")
@@ -106,10 +107,5 @@ def _search() -> None:
         )
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -72,6 +72,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE, takes_arguments=True)
 def main(arguments: list[str]) -> None:
     """Flags to api.prepare."""
     if arguments and not FLAGS.beam:
@@ -104,10 +105,5 @@ def main(arguments: list[str]) -> None:
     print(format_dataset(dataset))
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE, takes_arguments=True)
-
-
 if __name__ == "__main__":
-    run()
+    main()

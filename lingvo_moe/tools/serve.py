@@ -46,6 +46,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to a server."""
     if importlib.util.find_spec("uvicorn") is None:
@@ -71,10 +72,5 @@ def main() -> None:
         serve(Server(models, limits), listener, FLAGS.drain, common.report)
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -27,6 +27,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to make_shortlist."""
     model_dir, dataset = ModelDir.open(Path(FLAGS.logdir)), Dataset.load(Path(FLAGS.data))
@@ -36,10 +37,5 @@ def main() -> None:
     print(save_shortlist(model_dir, shortlist))
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
-
-
 if __name__ == "__main__":
-    run()
+    main()

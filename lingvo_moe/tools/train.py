@@ -33,37 +33,29 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE)
 def main() -> None:
     """Flags to api.train."""
     rebalancing.check_flags()
     runtimes.check_flags()
     with runtimes.join_by_flags() as process:
-        _train(process)
-
-
-def _train(process):
-    report = common.report if process.index == 0 else lambda line: None
-    result = api.train(
-        FLAGS.model,
-        FLAGS.data,
-        FLAGS.logdir,
-        init_from=FLAGS.init_from,
-        set=FLAGS.set,
-        max_steps=FLAGS.max_steps,
-        hours=FLAGS.hours,
-        make_runtime=runtimes.make_runtime,
-        report=report,
-        process=process,
-        record_loads=None if FLAGS.record_loads is None else Path(FLAGS.record_loads),
-        make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
-    )
-    report(f"Done at step {result.step}; {result.best}.")
-
-
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE)
+        report = common.report if process.index == 0 else lambda line: None
+        result = api.train(
+            FLAGS.model,
+            FLAGS.data,
+            FLAGS.logdir,
+            init_from=FLAGS.init_from,
+            set=FLAGS.set,
+            max_steps=FLAGS.max_steps,
+            hours=FLAGS.hours,
+            make_runtime=runtimes.make_runtime,
+            report=report,
+            process=process,
+            record_loads=None if FLAGS.record_loads is None else Path(FLAGS.record_loads),
+            make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
+        )
+        report(f"Done at step {result.step}; {result.best}.")
 
 
 if __name__ == "__main__":
-    run()
+    main()

@@ -191,7 +191,7 @@ def main(deed):
         return evaluate(self, step)
 
     training._Evaluator.__call__ = act
-    train.run()
+    train.main()
 
 
 if __name__ == "__main__":

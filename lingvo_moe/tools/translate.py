@@ -62,6 +62,7 @@ TABLE = (
 )  # fmt: skip
 
 
+@common.tool(TABLE, takes_arguments=True)
 def main(arguments: list[str]) -> None:
     """Flags to a model. Errors of flags and input are found before the weights are read."""
     runtimes.check_flags()
@@ -304,10 +305,5 @@ def _format(translation: Translation, tokens: bool, score: bool) -> str:
     return (f"{translation.score:.4f}\t" if score else "") + translation.text + "\n"
 
 
-def run() -> None:
-    """The console script."""
-    common.run(main, TABLE, takes_arguments=True)
-
-
 if __name__ == "__main__":
-    run()
+    main()
