@@ -62,6 +62,7 @@ _loaded: list = []
 
 
 class TestOneProcess:
+    @pytest.mark.slow
     def test_a_fork_gets_an_error_and_does_not_wait(self, loaded):
         read, write = os.pipe()
         if not (child := os.fork()):

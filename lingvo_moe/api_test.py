@@ -238,6 +238,7 @@ class TestTrain:
         with pytest.raises(ValueError, match=r"model\.hidden_dim=32, but --set gives 64"):
             lm.train(other, tmp_path / "m" / "data", tmp_path / "m", name="mine", report=quiet)
 
+    @pytest.mark.slow
     def test_a_signal_ends_the_script_too(self, world, tmp_path):
         """After the step in which it arrives, which is saved."""
 

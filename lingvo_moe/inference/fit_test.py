@@ -65,6 +65,7 @@ def trained(tmp_path_factory):
     return logdir, lines
 
 
+@pytest.mark.slow
 def test_after_training_the_best_checkpoint_has_penalties(trained):
     logdir, lines = trained
     model_dir = ModelDir.open(logdir)

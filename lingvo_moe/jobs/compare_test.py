@@ -4,11 +4,12 @@ import pytest
 
 from lingvo_moe.jobs.compare import FILE, Setting, compare
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.testing.logdirs import SMALLEST
+from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.training.summaries import read_scalars
 
 _ROW = Setting.parse("top-1: tiny.MoE; model.moe.gating=Switch()")
-_SHORT = [*SHRINK, "train.max_steps=4", "train.eval_every=2", "train.log_every=1"]
+_SHORT = [*SMALLEST, "train.max_steps=4", "train.eval_every=2", "train.log_every=1"]
 
 
 def test_runs_are_made_once_and_averaged(tmp_path):

@@ -118,35 +118,35 @@ def train_model(job: TrainingJob) -> TrainResult:
             logdir, processes that train together differ, or there are no loads to record or no
             VExperts to move.
     """
-    with contextlib.nullcontext() if job.process.index else lock.hold(job.logdir):
-        return _train(job)
-
-
-def _train(job):
     process = job.process
-    model_dir = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset, job.params)
-    if job.hours is not None and not (job.logdir / FILE).exists():
-        model_dir = _with_hours(job, model_dir)
-    records = job.record_loads is not None
-    others = {"data": str(model_dir.data), "record_loads": str(records)}
-    process.check_equal(sorted((to_fields(model_dir.params) | others).items()))
-    task = dataclasses.replace(model_dir.task, group_loads=records)
-    runtime = job.make_runtime(task, train_step(task))
-    scheduler = _scheduler(job, task)
-    mesh = getattr(runtime, "mesh", None)
-    process.check_equal((str(mesh), scheduler))
-    if mesh is not None:
-        task.params.check_mesh(mesh, task.params.sharding.compute_rules(mesh))
-    if scheduler is not None:
-        runtime = Rebalanced(runtime, task.placements, scheduler)
-    recorder = NO_RECORDER
-    if job.record_loads is not None and not process.index:
-        moe = task.params.model.moe
-        assert moe, "a task with loads has experts"
-        shape = moe.training.groups, max(task.layer_experts)
-        trace = TraceRecorder(job.record_loads, task.moe_layers, shape, task.layer_experts)
-        recorder = Recorder(lambda step, metrics: trace.add(step, metrics.group_load), trace.save)
-    return run_training(model_dir, job.dataset, runtime, job.report, process, recorder)
+    with contextlib.nullcontext() if process.index else lock.hold(job.logdir):
+        model_dir = ModelDir.for_training(
+            job.logdir, job.model, job.overrides, job.dataset, job.params
+        )
+        if job.hours is not None and not (job.logdir / FILE).exists():
+            model_dir = _with_hours(job, model_dir)
+        records = job.record_loads is not None
+        others = {"data": str(model_dir.data), "record_loads": str(records)}
+        process.check_equal(sorted((to_fields(model_dir.params) | others).items()))
+        task = dataclasses.replace(model_dir.task, group_loads=records)
+        runtime = job.make_runtime(task, train_step(task))
+        scheduler = _scheduler(job, task)
+        mesh = getattr(runtime, "mesh", None)
+        process.check_equal((str(mesh), scheduler))
+        if mesh is not None:
+            task.params.check_mesh(mesh, task.params.sharding.compute_rules(mesh))
+        if scheduler is not None:
+            runtime = Rebalanced(runtime, task.placements, scheduler)
+        recorder = NO_RECORDER
+        if job.record_loads is not None and not process.index:
+            moe = task.params.model.moe
+            assert moe, "a task with loads has experts"
+            shape = moe.training.groups, max(task.layer_experts)
+            trace = TraceRecorder(job.record_loads, task.moe_layers, shape, task.layer_experts)
+            recorder = Recorder(
+                lambda step, metrics: trace.add(step, metrics.group_load), trace.save
+            )
+        return run_training(model_dir, job.dataset, runtime, job.report, process, recorder)
 
 
 def _with_hours(job, model_dir):

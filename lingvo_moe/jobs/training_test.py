@@ -141,11 +141,13 @@ def _steps(*overrides):
     return np.array([[m.nll / m.tokens, m.grad_norm] for m in metrics])
 
 
+@pytest.mark.slow
 def test_micro_batches_add_up_to_the_whole_batch():
     # Only the order of sums differs.
     np.testing.assert_allclose(_steps("train.micro_batches=4"), _steps(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_activations_train_near_float32():
     full, half = _steps(), _steps("activation_dtype=bfloat16")
     # A product is rounded by 2 ** -9 of it, 0.2 %.
@@ -154,6 +156,7 @@ def test_bfloat16_activations_train_near_float32():
     np.testing.assert_allclose(half[:, 1], full[:, 1], rtol=0.05)
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_will_and_does_learn(tmp_path):
     lines = []
     short = ("train.max_steps=4", "optimizer.schedule.warmup_steps=2", "train.eval_every=1")
@@ -316,13 +319,11 @@ class TestBadInput:
     """Each ends in a message that says what to do."""
 
     def test_a_failed_start_leaves_nothing(self, tmp_path):
-        (tmp_path / "empty").mkdir()
-        for name in ("new", "empty"):
-            lines = []
-            with pytest.raises(ValueError, match="not fit"):
-                _train(tmp_path / name, "input.source_length=1", report=lines.append)
-            assert "no dev lines" in lines[0]
-        assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+        lines = []
+        with pytest.raises(ValueError, match="not fit"):
+            _train(tmp_path / "new", "input.source_length=1", report=lines.append)
+        assert "no dev lines" in lines[0]
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_logdir_in_which_another_process_trains(self, whole):
         before = (whole / "model.json").stat().st_mtime_ns

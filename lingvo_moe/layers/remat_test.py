@@ -91,6 +91,7 @@ def test_xla_is_handed_a_second_forward_pass_behind_a_barrier():
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_transformer_learns_alike_with_and_without(jit_compile):
     params = TransformerParams(
         num_encoder_layers=1,

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -23,7 +24,14 @@ STEPS = 3
 
 @functools.cache
 def fast():
-    return run_on(8, __file__)
+    """Training and evaluation."""
+    return run_on(8, __file__, "training")
+
+
+@functools.cache
+def decoded():
+    """Translations, scores and routes after the same training."""
+    return run_on(8, __file__, "decoding")
 
 
 def test_initial_weights_are_those_of_one_device():
@@ -73,31 +81,34 @@ def test_evaluation_is_that_of_one_device():
         np.testing.assert_allclose(fast()["evaluation"][name], expected[name], rtol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(3))
 def test_translations_are_those_of_one_device(number):
     runtime, _, _ = local(STEPS)
     expected = runtime.translate(SOURCE, SOURCE_LENGTHS, request=REQUESTS[number])
-    ids, lengths, scores = fast()["translations"][number]
-    assert fast()["programs"] == 2  # both samplings have one
+    ids, lengths, scores = decoded()["translations"][number]
+    assert decoded()["programs"] == 2  # both samplings have one
     np.testing.assert_array_equal(lengths, expected.lengths)
     for row, (got, wanted, length) in enumerate(zip(ids, expected.ids, lengths, strict=True)):
         np.testing.assert_array_equal(got[0][: length[0]], wanted[0][: length[0]], str(row))
     np.testing.assert_allclose(scores, expected.scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_scores_of_given_translations_are_those_of_one_device():
     runtime, _, _ = local(STEPS)
     expected = runtime.score(SOURCE, SOURCE_LENGTHS, SOURCE, SOURCE_LENGTHS)
-    np.testing.assert_allclose(fast()["scores"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(decoded()["scores"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_routes_of_given_translations_are_those_of_one_device():
     runtime, _, _ = local(STEPS)
     given = SOURCE, SOURCE_LENGTHS, SOURCE, SOURCE_LENGTHS, 0 * SOURCE_LENGTHS
     expected, real = runtime.routes(*given), np.arange(9) < SOURCE_LENGTHS[:, None]
-    assert set(fast()["routes"]) == set(expected) == {"encoder/layer_00", "decoder/layer_00"}
+    assert set(decoded()["routes"]) == set(expected) == {"encoder/layer_00", "decoder/layer_00"}
     for layer, tables in expected.items():
-        experts, weights = (np.array(table)[:, :9] for table in fast()["routes"][layer])
+        experts, weights = (np.array(table)[:, :9] for table in decoded()["routes"][layer])
         np.testing.assert_allclose(weights[real], tables[1][real], atol=1e-5)
         assert np.array_equal(experts[real], tables[0][real])
 
@@ -125,20 +136,22 @@ def test_errors(case, message):
     assert re.search(message, fast()["errors"][case]), fast()["errors"][case]
 
 
-def main():
-    """Trains on a mesh and prints what the tests look at as JSON."""
-    import jax
-
+def main(part):
+    """Trains on a mesh and prints what the tests of a part look at as JSON."""
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sbp.annotations import parse_mesh
 
     task = make_task()
-    layout = Layout(parse_mesh(MESH), task.params.sharding)
-    runtime = Spmd(task, train_step(task), layout)
+    runtime = Spmd(task, train_step(task), Layout(parse_mesh(MESH), task.params.sharding))
     runtime.initialize(3)
-    before = dict(runtime.state())
-    initial = {name: np.asarray(value) for name, value in before.items()}
+    print(json.dumps({"training": _training, "decoding": _decoding}[part](runtime)))
+
+
+def _training(runtime):
+    import jax
+
+    initial = {name: np.asarray(value) for name, value in runtime.state().items()}
     losses = train(runtime, STEPS - 1)
     saved = {name: np.asarray(value) for name, value in runtime.state().items()}
     last = make_batch(STEPS - 1)
@@ -155,6 +168,20 @@ def main():
         "evaluation": {
             n: np.asarray(v).tolist() for n, v in runtime.evaluate(make_batch(99)).items()
         },
+        "errors": dict(_errors()),
+    }
+    watched = {name: _Watched(value) for name, value in saved.items()}
+    runtime.restore(watched)
+    wi = "theta/encoder/layer_00/feed_forward/experts/wi"
+    report["read"] = {wi: [list(shape) for shape in watched[wi].shapes]}
+    report["resumed"] = _numbers(runtime.train(last))
+    report["skipped"] = _skip(runtime, saved, "theta/decoder/embedding/table", last)
+    return report
+
+
+def _decoding(runtime):
+    train(runtime, STEPS)
+    return {
         "translations": [
             [x.tolist() for x in runtime.translate(SOURCE, SOURCE_LENGTHS, request=request)[:3]]
             for request in REQUESTS
@@ -165,15 +192,7 @@ def main():
             layer: [table.tolist() for table in tables]
             for layer, tables in runtime.routes(*[SOURCE, SOURCE_LENGTHS] * 2).items()
         },
-        "errors": dict(_errors()),
     }
-    watched = {name: _Watched(value) for name, value in saved.items()}
-    runtime.restore(watched)
-    wi = "theta/encoder/layer_00/feed_forward/experts/wi"
-    report["read"] = {wi: [list(shape) for shape in watched[wi].shapes]}
-    report["resumed"] = _numbers(runtime.train(last))
-    report["skipped"] = _skip(runtime, saved, "theta/decoder/embedding/table", last)
-    print(json.dumps(report))
 
 
 def _skip(runtime, saved, huge, batch):
@@ -239,4 +258,4 @@ def _errors():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -63,6 +63,7 @@ def test_batches_of_nearly_one_shape_share_a_program(traced):
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_other_numbers_of_sampling_need_no_new_program(traced):
     local, xla = runtimes("model.moe=None")
     tasks = np.zeros_like(LENGTHS)

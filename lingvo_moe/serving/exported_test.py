@@ -253,6 +253,7 @@ def test_exports_route_as_the_model_does(tmp_path, gating):
     np.testing.assert_allclose(_numbers(found), _numbers(expected), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_that_routes_by_source_language_is_told_it(tmp_path):
     model_dir = _random(tmp_path, "model.moe.router=ByTask(task='source')")
     exported = Exported(_save(model_dir, tmp_path / "export"))

@@ -134,6 +134,7 @@ def test_training_used_the_optimizer_the_schedule_and_the_router(logdir):
     assert still.mean() < 0.9
 
 
+@pytest.mark.slow
 def test_translations_are_those_of_another_dispatcher(logdir, translated):
     other = "--set=model.moe.evaluation=Ragged()"
     lines = succeed("translate", f"--logdir={logdir}", "--to=en", "--scores", other, *LINES).stdout

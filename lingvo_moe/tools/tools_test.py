@@ -11,10 +11,11 @@ import pytest
 import lingvo_moe.tools as tools_package
 from lingvo_moe.reporting.figure import COLORS
 from lingvo_moe.testing.commands import error_of, succeed
+from lingvo_moe.testing.logdirs import SMALLEST
 from lingvo_moe.testing.pictures import ink
-from lingvo_moe.testing.tiny_world import CORPUS, SHRINK
+from lingvo_moe.testing.tiny_world import CORPUS
 
-TINY = [f"--set={text}" for text in SHRINK]
+TINY = [f"--set={text}" for text in SMALLEST]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from lingvo_moe.system import lock
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import SMALLEST
-from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.testing.waiting import wait_until
 
 
@@ -18,7 +18,7 @@ def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
     command = [
         *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.MoE"),
         *(f"--data={dataset().directory}", f"--logdir={tmp_path}", "--max_steps=1000000"),
-        *(f"--set={text}" for text in (*SHRINK, "input.virtual_shards=2")),
+        *(f"--set={text}" for text in (*SMALLEST, "input.virtual_shards=2")),
     ]
     pipe = {"stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipe) as process:
@@ -43,6 +43,7 @@ def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
     assert not (tmp_path / lock.FILE).exists()
 
 
+@pytest.mark.slow
 def test_it_goes_on_without_its_log_and_saves_when_its_terminal_goes(tmp_path):
     command = [
         *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.MoE"),

@@ -97,6 +97,7 @@ def call(exported, url, monkeypatch, capsysbinary):
     return run
 
 
+@pytest.mark.slow
 def test_the_client_prints_the_model_s_translations(exported, server, call):
     out, err = call(stdin="\r\n".join(LINES).encode())
     expected = Exported(exported / "1").translate(LINES, warn=pytest.fail)
