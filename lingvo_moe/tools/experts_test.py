@@ -1,17 +1,14 @@
 """lingvo-moe-experts as its users run it: in a process of its own."""
 
 import json
-import types
 
 import numpy as np
-import pytest
 
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.commands import error_of, succeed
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
-from lingvo_moe.tools import experts
 
 
 def _model_dir(path, model="tiny.MoE"):
@@ -44,22 +41,24 @@ def test_a_logdir_with_a_record_becomes_a_page(tmp_path):
     succeed("experts", f"--logdir={tmp_path}")
 
 
-def test_only_the_counts_of_dev_are_kept_for_pruning(tmp_path, monkeypatch):
+def test_only_the_counts_of_dev_are_kept_for_pruning(tmp_path):
     model_dir = random_logdir(tmp_path / "model", SMALLEST)
 
     def page(split, output):
-        flags = {"logdir": model_dir.path, "data": dataset().directory, "split": split}
-        flags |= {"output": tmp_path / output, "overwrite": False}
-        monkeypatch.setattr(experts, "FLAGS", types.SimpleNamespace(**flags))
-        experts.main()
+        of = f"--logdir={model_dir.path}", f"--data={dataset().directory}", f"--split={split}"
+        succeed("experts", *of, f"--output={tmp_path / output}")
         return (tmp_path / output / "index.html").read_text()
 
     assert "choices of the tokens of test." in page("test", "one")
     assert not model_dir.routing_path.exists()
     assert "choices of the tokens of dev." in page("dev", "two")
     counts = model_dir.routing_path.read_bytes()
-    with pytest.raises(ValueError, match="two is not empty"):
-        page("dev", "two")
+    assert "two is not empty" in error_of(
+        "experts",
+        f"--logdir={model_dir.path}",
+        f"--data={dataset().directory}",
+        f"--output={tmp_path}/two",
+    )
     page("test", "three")
     assert model_dir.routing_path.read_bytes() == counts
     json_of = [(tmp_path / name / "experts.json").read_text() for name in ("one", "two", "three")]
