@@ -8,7 +8,9 @@ from lingvo_moe.testing.logdirs import SMALLEST
 from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.training.summaries import read_scalars
 
-_ROW = Setting.parse("top-1: tiny.MoE; model.moe.gating=Switch()")
+_ROW = Setting.parse(
+    "top-1: tiny.MoE; model.moe.gating=Switch(); model.moe.training.capacity_factor=0.5"
+)
 _SHORT = [*SMALLEST, "train.max_steps=4", "train.eval_every=2", "train.log_every=1"]
 
 
@@ -26,9 +28,10 @@ def test_runs_are_made_once_and_averaged(tmp_path):
     assert len(two["pairs"]) > 1  # also where the translations were scored before
     assert (one["seed"], two["seed"]) == (1, 2)
     assert sum("step 4/4" in line for line in lines) == 2  # each was trained once
-    losses = read_scalars(tmp_path / "top-1" / "2" / "events")["dev/loss"]
-    assert two["dev_loss"] == min(losses.values()) != one["dev_loss"]
-    assert 0 <= one["drop_rate"] <= 100
+    scalars = read_scalars(tmp_path / "top-1" / "2" / "events")
+    assert two["dev_loss"] == min(scalars["dev/loss"].values()) != one["dev_loss"]
+    drops = [scalars[f"train/drop_rate/{side}/layer_00"][4] for side in ("encoder", "decoder")]
+    assert two["drop_rate"] == pytest.approx(100 * sum(drops) / 2)
     mean, error = (
         (one["dev_loss"] + two["dev_loss"]) / 2,
         abs(one["dev_loss"] - two["dev_loss"]) / 2,
