@@ -18,7 +18,8 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; } caption { text-align: left; opacity: .7; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+caption { text-align: left; opacity: .7; }
 th, td { padding: .18rem .6rem; text-align: right; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; white-space: nowrap; }
 .better { color: #1a7f37; } .worse { color: #c03221; }
