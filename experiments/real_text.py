@@ -93,7 +93,7 @@ def main() -> None:
     if args.results:
         write_whole(args.results / f"{args.corpus}_curve.png", to_png(draw_curve(curve)))
     if args.results and reliable.baseline_model:
-        write_whole(args.results / f"{args.corpus}_delta_bleu.png", draw_plot([reliable]))
+        write_whole(args.results / f"{args.corpus}_delta_bleu.png", draw_plot(reliable))
 
 
 def _baseline_models(args: argparse.Namespace) -> dict[str, TranslationParams]:

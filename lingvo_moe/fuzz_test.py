@@ -18,7 +18,6 @@ from lingvo_moe.testing.fuzz import EXAMPLES, changed_json, check, damaged, st
 from lingvo_moe.testing.logdirs import random_logdir
 from lingvo_moe.testing.reports import SIX
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
-from lingvo_moe.training.goodput import Goodput
 
 
 def refusal(read):
@@ -116,20 +115,6 @@ def test_a_checkpoint(logdir, name, examples):
 
     strategy = changed_json if "json" in name else damaged
     assert_reads_or_refuses(step / name, strategy, read, examples, step.name)
-
-
-@EXAMPLES
-def test_the_record_of_time_is_read_or_begun_anew(tmp_path, examples):
-    path = tmp_path / "goodput.json"
-    Goodput(path).end(finished=False)
-
-    def act(content):
-        path.write_bytes(content)
-        shares = Goodput(path).shares().values()
-        assert min(shares) >= 0
-        assert sum(shares) == pytest.approx(1)
-
-    check(examples, changed_json(path.read_bytes()), act)
 
 
 @EXAMPLES

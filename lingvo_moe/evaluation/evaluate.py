@@ -104,7 +104,7 @@ def write_report(
     directory.mkdir(parents=True, exist_ok=True)
     for output in outputs:
         write_hypotheses(directory, split, output)
-    plot = draw_plot([report])
+    plot = draw_plot(report)
     parts = page_parts(report, outputs, hypotheses, plot)
     write_page(directory, format_model(report), parts, {"delta_bleu": plot})
     save_report(report, directory)

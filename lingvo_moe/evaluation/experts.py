@@ -47,21 +47,20 @@ class LayerExperts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """The similarity of languages by the routing of the encoder's or the decoder's MoE layers.
+    """The groups of languages by the routing of the encoder's or the decoder's MoE layers.
+
+    The distance of two languages is the Jensen-Shannon divergence (bits) of their shares, mean over
+    layers; 1 if no layer has choices of both.
 
     Attributes:
         name: "encoder" or "decoder".
         layers: its layers.
-        similarity: [L, L], 1 minus the Jensen-Shannon divergence (bits) of two languages' shares,
-            mean over layers: 1 if they use the same experts, 0 if they share none. NaN if no layer
-            has choices of both.
         groups: of indices of languages, similar ones side by side; one if there is no structure.
         silhouette: the separation of the best groups; None for fewer than three languages.
     """
 
     name: str
     layers: tuple[LayerExperts, ...]
-    similarity: np.ndarray
     groups: tuple[tuple[int, ...], ...]
     silhouette: float | None
 
@@ -213,14 +212,7 @@ def _entropy(shares):
 
 def _side(name, layers):
     divergences = np.ma.masked_invalid([jensen_shannon(layer.shares) for layer in layers])
-    distances = divergences.mean(axis=0)
-    clear = distances.filled(1.0)  # without a common layer the distance is the largest
-    np.fill_diagonal(clear, 0.0)
-    groups, score = best_groups(clear)
-    return Side(
-        name=name,
-        layers=tuple(layers),
-        similarity=1 - distances.filled(np.nan),
-        groups=tuple(groups),
-        silhouette=score,
-    )
+    distances = divergences.mean(axis=0).filled(1.0)
+    np.fill_diagonal(distances, 0.0)
+    groups, score = best_groups(distances)
+    return Side(name=name, layers=tuple(layers), groups=tuple(groups), silhouette=score)

@@ -104,23 +104,7 @@ def test_families_are_found():
     groups = [{experts.languages[i] for i in g} for g in encoder.groups]
     assert sorted(map(sorted, groups)) == [["a1", "a2", "a3"], ["b1", "b2", "b3"]]
     assert encoder.silhouette > 0.7
-    np.testing.assert_allclose(decoder.similarity, 1)
     assert len(decoder.groups) == 1
-
-
-def test_similarity_is_the_mean_over_layers_that_know_both():
-    record = make_record(
-        [
-            [[1.0, 0], [1.0, 0], [1.0, 0]],
-            [[1.0, 0], [0, 1.0], [0, 0]],  # c has nothing here, a and b have nothing in common
-            [[1.0, 0], [1.0, 0], [0, 0]],
-        ],
-        pairs=["a-en", "b-en", "c-en"],
-    )
-    encoder, decoder = analyze(record).sides
-    np.testing.assert_allclose(encoder.similarity, 1)
-    np.testing.assert_allclose(decoder.similarity[:2, :2], [[1, 0.5], [0.5, 1]])
-    assert np.isnan(decoder.similarity[2]).all()
 
 
 def test_what_is_missing():

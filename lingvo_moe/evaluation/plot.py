@@ -1,6 +1,5 @@
 """The plot of the paper's Figure 6: ΔBLEU over language pairs, from most to least training data."""
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,33 +15,29 @@ _LONGEST = 24  # characters of a name
 _LABELS_UPRIGHT = 14  # with more pairs the labels are rotated and smaller
 
 
-def draw_plot(reports: Sequence[Report]) -> bytes:
-    """Draws one or more systems, over the pairs of the first.
+def draw_plot(report: Report) -> bytes:
+    """Draws a report.
 
     Points are pairs, the line is their moving average, the bars are training sizes on a
     logarithmic scale. Without baselines the scores are BLEU instead of ΔBLEU.
 
-    Args:
-        reports: what to draw; with several, each in its colour.
-
     Returns:
         A PNG.
     """
-    pairs = [score.pair for score in reports[0].pairs]
-    has_baselines = any(s.delta_bleu is not None for report in reports for s in report.pairs)
+    pairs = [score.pair for score in report.pairs]
+    has_baselines = any(score.delta_bleu is not None for score in report.pairs)
     figure = Figure(figsize=(min(6 + 0.16 * len(pairs), 20), 4.6), dpi=120, layout="tight")
     axes = figure.add_subplot()
-    _draw_sizes(axes.twinx(), [score.train_examples or 0 for score in reports[0].pairs])
+    _draw_sizes(axes.twinx(), [score.train_examples or 0 for score in report.pairs])
     axes.set_zorder(2)
     axes.patch.set_visible(False)
-    for report, color in zip(reports, itertools.cycle(COLORS), strict=False):
-        scores = {s.pair: s.delta_bleu if has_baselines else s.bleu for s in report.pairs}
-        _draw_scores(axes, [scores.get(pair) for pair in pairs], report.model, color)
+    scores = [s.delta_bleu if has_baselines else s.bleu for s in report.pairs]
+    _draw_scores(axes, scores, report.model)
     if has_baselines:
         axes.axhline(0.0, color="black", linewidth=0.8)
     else:
         axes.set_ylim(0.0, max(1.0, axes.get_ylim()[1]))  # BLEU, with room if each is 0
-    _label(axes, pairs, reports, has_baselines)
+    _label(axes, pairs, report.baseline_model or "", has_baselines)
     return to_png(figure)
 
 
@@ -77,20 +72,18 @@ def _draw_sizes(axes: Axes, sizes: Sequence[float]) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _draw_scores(axes: Axes, values: Sequence[float | None], model: str, color: str) -> None:
+def _draw_scores(axes: Axes, values: Sequence[float | None], model: str) -> None:
     known = [i for i, value in enumerate(values) if value is not None]
     points = [values[i] for i in known]
-    axes.plot(known, points, "o", color=color, markersize=4, alpha=0.75)
+    axes.plot(known, points, "o", color=COLORS[0], markersize=4, alpha=0.75)
     # With few pairs a window of ten would be too smooth.
     window = max(3, min(WINDOW, len(values) // 3))
     trend = moving_average(values, window)
     line = range(known[0], known[-1] + 1) if known else range(0)
-    axes.plot(line, trend[line], color=color, linewidth=2, label=legible(model, _LONGEST))
+    axes.plot(line, trend[line], color=COLORS[0], linewidth=2, label=legible(model, _LONGEST))
 
 
-def _label(
-    axes: Axes, pairs: Sequence[str], reports: Sequence[Report], has_baselines: bool
-) -> None:
+def _label(axes: Axes, pairs: Sequence[str], against: str, has_baselines: bool) -> None:
     axes.set_xlim(-0.8, len(pairs) - 0.2)
     axes.set_xticks(range(len(pairs)))
     upright = len(pairs) <= _LABELS_UPRIGHT
@@ -99,7 +92,6 @@ def _label(
         [legible(pair, _LONGEST) for pair in pairs], rotation=30 if upright else 90, fontsize=size
     )
     axes.set_xlabel("language pairs, from most to least training data")
-    against = reports[0].baseline_model or ""
     against = legible(against) if 0 < len(against) <= _LONGEST else "the baselines"
     axes.set_ylabel(f"ΔBLEU against {against}" if has_baselines else "BLEU")
     axes.grid(axis="y", color="#eceff2", linewidth=0.8)

@@ -24,7 +24,7 @@ def test_few_and_many_pairs_are_drawn():
             *(make_score(f"x{i}-en", 1000 - i, 30.0 + i, 20.0) for i in range(pairs))
         )
 
-    one, few, many = (draw_plot([report(pairs)]) for pairs in (1, 12, 40))
+    one, few, many = (draw_plot(report(pairs)) for pairs in (1, 12, 40))
     assert pixels(one).shape[1] < pixels(few).shape[1] < pixels(many).shape[1]
     assert ink(one, COLORS[0]) < ink(few, COLORS[0]) < ink(many, COLORS[0])
 
@@ -32,14 +32,14 @@ def test_few_and_many_pairs_are_drawn():
 def test_the_better_is_drawn_higher():
     # Of twelve pairs the first six gain 10 and the others lose 10; rows count downwards.
     scores = [(f"x{i}-en", 1000 - i, 30.0, 20.0 if i < 6 else 40.0) for i in range(12)]
-    drawn = inked(draw_plot([make_report(*(make_score(*score) for score in scores))]), COLORS[0])
+    drawn = inked(draw_plot(make_report(*(make_score(*score) for score in scores))), COLORS[0])
     first, second = (np.nonzero(half)[0].mean() for half in np.array_split(drawn, 2, axis=1))
     assert first < second - 100
 
 
 def test_the_trend_ends_at_the_last_pair_with_a_value():
     scores = [(f"x{i}-en", 1000 - i, 30.0, 20.0 if i < 9 else None) for i in range(18)]
-    drawn = inked(draw_plot([make_report(*(make_score(*score) for score in scores))]), COLORS[0])
+    drawn = inked(draw_plot(make_report(*(make_score(*score) for score in scores))), COLORS[0])
     left, right = np.array_split(drawn, 2, axis=1)
     assert left.any()
     assert not right.any()

@@ -2,22 +2,18 @@
 
 xla_sharding: annotations for XLA's partitioner. OpSharding: the proto of such an annotation.
 xla_optimization_barrier: keeps XLA from sharing a computation across it. control_flow_util: whether
-a graph is compiled by XLA. has_started: whether TensorFlow's threads run. FunctionDef, NodeDef,
-SavedModelProto: the parts of a SavedModel's file.
+a graph is compiled by XLA. has_started: whether TensorFlow's threads run. SavedModelProto:
+a SavedModel's file.
 """
 
 from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
 from tensorflow.compiler.xla.xla_data_pb2 import OpSharding
-from tensorflow.core.framework.function_pb2 import FunctionDef
-from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel as SavedModelProto
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 __all__ = [
-    "FunctionDef",
-    "NodeDef",
     "OpSharding",
     "SavedModelProto",
     "control_flow_util",

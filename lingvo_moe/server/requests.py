@@ -1,8 +1,8 @@
 """Parses and validates the JSON of requests."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
@@ -29,31 +29,11 @@ _SCORE = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class TranslateRequest:
-    """The body of /v1/translate; options are those of the search by name, such as n_best."""
-
-    model: str | None
-    sentences: Sequence[str]
-    to: str
-    source_language: str | None
-    options: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoreRequest:
-    """The body of /v1/score: pairs of a source and a target; experts: whether to show them."""
-
-    model: str | None
-    sources: Sequence[str]
-    targets: Sequence[str]
-    experts: bool | None
-    to: str
-    source_language: str | None
-
-
-def read_translate(body: bytes, limits: ServerParams, options: Sequence[str]) -> TranslateRequest:
+def read_translate(body: bytes, limits: ServerParams, options: Sequence[str]) -> SimpleNamespace:
     """Parses the body of /v1/translate.
+
+    The result has the fields `sentences`, `to`, `model` and `source_language`, and `options`, those
+    of the search by name, such as n_best.
 
     Args:
         body: the body.
@@ -67,11 +47,14 @@ def read_translate(body: bytes, limits: ServerParams, options: Sequence[str]) ->
     fields = _checked(asked, _TRANSLATE)
     _check_texts(fields["sentences"], "sentence", limits)
     given = {name: asked[name] for name in options if asked.get(name) is not None}
-    return TranslateRequest(**fields, options=given)
+    return SimpleNamespace(**fields, options=given)
 
 
-def read_score(body: bytes, limits: ServerParams) -> ScoreRequest:
+def read_score(body: bytes, limits: ServerParams) -> SimpleNamespace:
     """Parses the body of /v1/score.
+
+    The result has the fields `sources`, `targets`, `to`, `model`, `source_language` and `experts`,
+    whether to show them.
 
     Raises:
         HTTPException: as `read_translate`.
@@ -86,7 +69,7 @@ def read_score(body: bytes, limits: ServerParams) -> ScoreRequest:
         )
     _check_texts(sources, "source", limits)
     _check_texts(targets, "target", limits)
-    return ScoreRequest(**fields)
+    return SimpleNamespace(**fields)
 
 
 def refuse(status: int, message: str, headers: Mapping[str, str] | None = None) -> NoReturn:

@@ -31,8 +31,7 @@ TABLE = (
          "Language such as en: pairs that were not trained on are translated through it."),
     Flag("floor", bool, False, "Also score the targets of the most similar training sentences."),
     Flag("metric", list, [],
-         "A further score, such as \"SpBleu(model='flores200.model')\" or Comet. May be "
-         "repeated."),
+         "A further score, such as \"SpBleu(model='flores200.model')\". May be repeated."),
     common.OVERWRITE,
     common.STEP,
     common.SET,

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,16 +91,9 @@ class Goodput:
         if self._path is None:
             return
         remove_partials(self._path)
-        if not self._path.exists():
-            return
-        try:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             content = read_json(self._path)
-            earlier = {kind: float(content["seconds"].get(kind, 0.0)) for kind in _KINDS}
-            now, until = self._wall(), content["until"]
-            gap = 0.0 if until is None else max(0.0, now - float(until))
-            if min(earlier.values()) < 0 or not math.isfinite(sum(earlier.values()) + gap):
-                return
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-            return
-        self._seconds = earlier
-        self._seconds[_STOPPED] += gap
+            until = content["until"]
+            gap = 0.0 if until is None else max(0.0, self._wall() - until)
+            self._seconds = {kind: float(content["seconds"][kind]) for kind in _KINDS}
+            self._seconds[_STOPPED] += gap

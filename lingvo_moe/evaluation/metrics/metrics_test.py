@@ -1,9 +1,7 @@
-"""Further scores: spBLEU beside sacreBLEU's, COMET with a stand-in, and metrics of plug-ins."""
+"""Further scores: spBLEU beside sacreBLEU's, and metrics of plug-ins."""
 
 import dataclasses
 import shutil
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_spm
 
 from lingvo_moe.evaluation.evaluate import write_report
-from lingvo_moe.evaluation.metrics import comet as comet_metric
 from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
 from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.report import format_table, load_report
@@ -63,50 +60,14 @@ def test_sp_bleu_is_that_of_sacrebleu_with_the_same_model(tmp_path, monkeypatch)
     assert metric.signature().endswith(f"|spm:{digest}")
 
 
-@pytest.fixture
-def comet(monkeypatch):
-    """The calls that a stand-in for the package was given."""
-    calls = []
-
-    def predict(samples, **options):
-        calls.append((samples, options))
-        return types.SimpleNamespace(system_score=0.8125)
-
-    module = types.SimpleNamespace(
-        download_model=lambda name: calls.append(name) or f"cache/{name}.ckpt",
-        load_from_checkpoint=lambda path: (
-            calls.append(path) or types.SimpleNamespace(predict=predict)
-        ),
-    )
-    monkeypatch.setitem(sys.modules, "comet", module)
-    monkeypatch.setattr(comet_metric.importlib.util, "find_spec", lambda name: module)
-    monkeypatch.setattr(comet_metric.importlib.metadata, "version", lambda name: "1")
-    return calls
-
-
-def test_comet_scores_all_lines_with_its_model(comet):
-    (metric,) = prepare_metrics(["Comet(name='Unbabel/x', batch_size=2)"])
-    assert comet == ["Unbabel/x"]  # the download comes first; the model is loaded when it is needed
-    one = output()
-    assert [metric.score(one), metric.score(one)] == [81.25, 81.25]
-    sample = {"src": LINES[0], "mt": one.hypotheses[0], "ref": LINES[0]}
-    assert comet[1] == "cache/Unbabel/x.ckpt"
-    assert len(comet) == 4  # loaded once
-    assert comet[2][0][0] == sample
-    assert comet[2][1] == {"batch_size": 2, "gpus": 0}
-    assert metric.signature() == "model:Unbabel/x|version:1"
-
-
-def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
+def test_what_cannot_be_used_is_refused_in_one_line(tmp_path):
     (tmp_path / "text.model").write_text("no model")
-    monkeypatch.setattr(comet_metric.importlib.util, "find_spec", lambda name: None)
     for texts, message in (
-        (["Comet"], "pip install unbabel-comet"),
         ([f"SpBleu(model='{tmp_path}/text.model')"], "text.model"),
         (["SpBleu(model=/b.model)"], "write it"),
         (["SpBleu"], "'model'"),
         (["Ter"], "'Ter'"),
-        (["Comet(gpu=1)"], "'gpus'"),
+        (["SpBleu(path='a')"], "'path'"),
         (["Exact", "Exact()"], "'exact'"),
     ):
         with pytest.raises(ValueError, match=message) as error:

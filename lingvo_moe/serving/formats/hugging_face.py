@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -66,10 +65,6 @@ class HuggingFace(Format):
         for name in tokenizer.FILES:
             if (model_dir.path / ORIGINAL / name).exists():
                 shutil.copyfile(model_dir.path / ORIGINAL / name, directory / name)
-
-    def hint(self, output, model_dir):
-        """Imports it again."""
-        return f"lingvo-moe-import --from={shlex.quote(str(output))} --output=DIR"
 
 
 def _config(model_dir: ModelDir) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Export of weights in one .safetensors file, which all tools read like a logdir."""
 
 import dataclasses
-import shlex
 
 import numpy as np
 
@@ -30,10 +29,3 @@ class Safetensors(Format):
         weights = {name: one.values for name, one in packed}
         save_weights(directory, weights, step)
         dataclasses.replace(model_dir, path=directory).save()
-
-    def hint(self, output, model_dir):
-        """Translates with the tool."""
-        _, target = model_dir.some_languages
-        return (
-            f"lingvo-moe-translate --logdir={shlex.quote(str(output))} --to={target} 'a sentence'"
-        )

@@ -18,9 +18,8 @@ from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.smart_cond import size_of
 from lingvo_moe.serving import graph_surface as surface
 from lingvo_moe.serving.client import check_path
-from lingvo_moe.serving.compact import compact
 from lingvo_moe.serving.formats.base import Format
-from lingvo_moe.serving.formats.storage import FLOAT32, Storage, Stored, variables_of
+from lingvo_moe.serving.formats.storage import FLOAT32, Storage, Stored
 from lingvo_moe.serving.graph_functions import checked, checked_numbers, function_of
 from lingvo_moe.serving.graph_network import Packed, SharedTransformer
 from lingvo_moe.serving.graph_reader import SentenceEncoder, with_end
@@ -81,15 +80,16 @@ class ServedModel(tf.Module):
         self._tags = self._task.params.language_tags
         self._request = export_request(model_dir)
         if storage.widens:
-            self._variables, held = variables_of(theta.map(storage.pack, self._task.weights()))
+            packed = theta.map(storage.pack, self._task.weights())
+            weights = tf.nest.map_structure(_variable, packed)
             laid_out = tf.function(
-                lambda: Packed.of(self._task.lay_out(held().map(Stored.unpack))), autograph=False
+                lambda: Packed.of(self._task.lay_out(weights.map(Stored.unpack))), autograph=False
             )
             self._laid_out = lambda: laid_out()  # an attribute that is a tf.function is saved
         else:
             weights = tf.nest.map_structure(_variable, self._task.lay_out(theta.map(tf.constant)))
-            self._variables = tf.nest.flatten(weights)  # tf.Module tracks lists
             self._laid_out = lambda: Packed.of(weights)
+        self._variables = tf.nest.flatten(weights)  # tf.Module tracks lists
         self._network = SharedTransformer.of(self._task.transformer)
         source, target = (
             GraphVocabulary(model_dir.vocabulary(side), side) for side in ("source", "target")
@@ -128,7 +128,6 @@ class ServedModel(tf.Module):
             "count_target_pieces": self.count_target_pieces,
         }
         tf.saved_model.save(self, str(directory), signatures=signatures)
-        compact(directory)
 
     def _about(self):
         model_dir = self._model_dir

@@ -6,8 +6,7 @@ and products of float32 and int8 (UniformQuantizedDotHybrid) eighty times.
 
 import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -99,38 +98,6 @@ class Int8(Storage):
         largest = np.abs(matrix).max(axis=summed, keepdims=True)
         scale = np.where(largest > 0, largest, 1.0).astype(np.float32) / np.float32(127.0)
         return Stored(np.rint(matrix / scale).astype(np.int8), scale)
-
-
-def variables_of(structure: Any) -> tuple[list[tf.Variable], Callable[[], Any]]:
-    """One variable for each dtype. One for each array would add a kilobyte of graph to each.
-
-    Args:
-        structure: arrays, or None.
-
-    Returns:
-        The variables, and a function that reads the structure from them, as tensors.
-    """
-    groups: dict[np.dtype, list[np.ndarray]] = {}
-    for array in tf.nest.flatten(structure):
-        if array is not None:
-            groups.setdefault(array.dtype, []).append(array)
-    variables = [
-        tf.Variable(np.concatenate([array.ravel() for array in group]), trainable=False)
-        for group in groups.values()
-    ]
-
-    def read():
-        parts = {
-            dtype: iter(tf.split(variable, tf.constant([a.size for a in group], tf.int64)))
-            for variable, (dtype, group) in zip(variables, groups.items(), strict=True)
-        }
-
-        def next_of(array):
-            return None if array is None else tf.reshape(next(parts[array.dtype]), array.shape)
-
-        return tf.nest.map_structure(next_of, structure)
-
-    return variables, read
 
 
 FLOAT32 = Float32()

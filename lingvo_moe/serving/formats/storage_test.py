@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.nn.layer import Constant, WeightSpec
-from lingvo_moe.serving.formats.storage import STORAGES, variables_of
+from lingvo_moe.serving.formats.storage import STORAGES
 
 MATRIX = np.array([[1.0, -0.5], [0.25, 127.0]], np.float32)
 
@@ -45,11 +45,3 @@ def test_gates_norms_and_biases_stay_float32(name, dims):
     packed = STORAGES[name].pack(MATRIX, spec(dims))
     assert packed.values is MATRIX
     assert packed.scale is None
-
-
-def test_places_in_a_variable_may_be_larger_than_int32():
-    """TensorFlow ends the process if the places of large parts are computed in int32."""
-    _, read = variables_of([np.ones([3], np.int8), np.zeros([2], np.int8)])
-    graph = tf.function(read).get_concrete_function().graph
-    (split,) = [op for op in graph.get_operations() if op.type == "SplitV"]
-    assert split.inputs[1].dtype == tf.int64
