@@ -32,15 +32,6 @@ def noisy_corpus(lines, rates, seed=0):
     return references, *copies
 
 
-def test_a_perfect_translation_scores_100():
-    references = ["the cat sat on the mat .", "a dog barks at night ."]
-    score = score_pair(make_output(references, references))
-    assert score.bleu == pytest.approx(100)
-    assert score.chrf == pytest.approx(100)
-    assert (score.test_examples, score.baseline_bleu, score.p_value) == (2, None, None)
-    assert score.delta_bleu is None
-
-
 def test_bleu_by_hand():
     # One wrong word of five, the last: matches are 4/5 unigrams, 3/4 bigrams, 2/3 trigrams and
     # 1/2 of the 4-grams; their product is 1/5, there is no brevity penalty: 100 * 0.2 ** (1/4).

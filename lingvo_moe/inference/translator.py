@@ -56,33 +56,11 @@ def part_pieces(params: TranslationParams) -> int:
     return params.input.source_length - len(params.language_tags.in_front) - 1
 
 
-def check_source_prefix(tokens: int, room: int) -> None:
-    """Checks that a source_prefix leaves room for a sentence.
-
-    Args:
-        tokens: of the prefix.
-        room: tokens that the model reads, at most.
-
-    Raises:
-        ValueError: it leaves none.
-    """
-    if tokens >= room:
+def check_prefix(name: str, tokens: int, most: int) -> None:
+    """Raises ValueError if a source_prefix or a target_prefix has more than so many tokens."""
+    if tokens > most:
         raise ValueError(
-            f"source_prefix has {tokens:,} tokens, and the model reads {room:,} of a sentence; "
-            f"give fewer words."
-        )
-
-
-def check_target_prefix(tokens: int, room: int) -> None:
-    """Checks the number of tokens of a target_prefix.
-
-    Raises:
-        ValueError: it is larger than `room`.
-    """
-    if tokens > room:
-        raise ValueError(
-            f"target_prefix has {tokens:,} tokens, and at most {room:,} are allowed; give fewer "
-            f"words."
+            f"{name} has {tokens:,} tokens, and at most {most:,} are allowed; give fewer words."
         )
 
 
@@ -107,7 +85,7 @@ def request_of(decoding: BeamSearchParams, target: Vocabulary, longest: int) -> 
         ValueError: the prefix is longer.
     """
     (prefix,) = target.encode([decoding.target_prefix.rstrip()])
-    check_target_prefix(len(prefix), longest)
+    check_prefix("target_prefix", len(prefix), longest)
     forbidden = join_lattices(map(target.spellings, decoding.forbidden))
     return Request(decoding, tuple(prefix), forbidden, spaces=target.spaces)
 
@@ -299,7 +277,7 @@ class Translator:
 
     def _make_request(self):
         (prefix,) = self.source.encode([self.decoding.source_prefix])
-        check_source_prefix(len(prefix), self.part_pieces)
+        check_prefix("source_prefix", len(prefix), self.part_pieces - 1)
         request = request_of(self.decoding, self.target, self.part_pieces)
         request = dataclasses.replace(request, penalties=self.penalties)
         if not (self.decoding.shortlist and self.shortlist):

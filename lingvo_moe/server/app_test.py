@@ -71,20 +71,6 @@ class TestTranslate:
 
         run(test)
 
-    def test_requests_of_many_are_joined_and_none_is_mixed_up(self):
-        async def ask(client, number):
-            sentences = [f"s{number}.{i}" for i in range(number % 4 + 1)]
-            answer = (await client.translate(*sentences)).json()
-            best = [translations[0]["text"] for translations in answer["translations"]]
-            assert best == [f"{sentence.upper()} in en" for sentence in sentences]
-
-        async def test(client):
-            await asyncio.gather(*(ask(client, number) for number in range(200)))
-            assert sum(map(len, client.model.batches)) == 500
-            assert len(client.model.batches) < 200
-
-        run(test)
-
     def test_several_models(self):
         async def test(client):
             listed = (await client.http.get("/v1/languages")).json()["models"]

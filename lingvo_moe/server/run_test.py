@@ -115,23 +115,6 @@ def go_on(process):
     process.stdin.flush()
 
 
-def test_sigterm_finishes_what_is_at_hand(start):
-    process, url = start()
-    thread, answers = ask_in_thread(url, "wait")
-    assert process.stdout.readline() == "translates wait\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.stdout.readline().startswith("SIGTERM: answering open requests")
-    assert ask(url, "a")[0] == 503
-    go_on(process)
-    thread.join()
-    ((status, answer),) = answers
-    assert (status, answer["translations"][0][0]["text"]) == (200, "wait")
-    assert process.wait(60) == 0
-    assert process.stdout.read() == ""
-    with pytest.raises(ConnectionRefusedError), socket.create_connection(_address(url), 60):
-        pass
-
-
 def test_sigterm_loses_no_request(start):
     """Those that wait are answered; those that only just arrive are answered, or refused."""
     process, url = start()
@@ -243,21 +226,6 @@ def test_a_second_signal_ends_at_once(start):
     assert process.stdout.readline().startswith("SIGTERM: ")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM  # though the model still waits
-
-
-def test_a_client_that_hangs_up_is_forgotten(start):
-    process, url = start()
-    busy, _ = ask_in_thread(url, "wait")
-    assert process.stdout.readline() == "translates wait\n"
-    body = b'{"sentences": ["gone"], "to": "en"}'
-    with socket.create_connection(_address(url)) as client:
-        client.sendall(_request(body))
-        _wait_for(url, 'lingvo_moe_waiting_sentences{model="m"} 1.0')
-    _wait_for(url, 'status="499"} 1.0')
-    go_on(process)
-    busy.join()
-    assert ask(url, "a")[0] == 200
-    assert process.stdout.readline() == "translates a\n"  # and not what nobody waits for
 
 
 def test_sigterm_does_not_wait_for_a_body(start):

@@ -3,13 +3,8 @@
 import json
 import re
 
-import numpy as np
 import pytest
 
-import lingvo_moe as lm
-from lingvo_moe.server.loading import load_all
-from lingvo_moe.server.params import ServerParams
-from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.testing.served import Explaining, answer_to, run
 
 PAIRS = {"sources": ["a", "", "c"], "targets": ["xyz", "v\u2028w", ""], "to": "en"}
@@ -90,39 +85,3 @@ def test_malformed(content, status, message):
 def test_too_large(fields, limits, message):
     content = json.dumps(PAIRS | fields).encode()
     assert_refused(413, message, content=content, **limits)
-
-
-@pytest.mark.slow
-def test_a_logdir_and_its_export(tmp_path):
-    model_dir = random_logdir(tmp_path / "model", SMALLEST)
-    lm.export(lm.load(model_dir.path), tmp_path / "export")
-    models = load_all([str(tmp_path / "model"), str(tmp_path / "export")], ServerParams())
-    sources, targets = ["kara mi", "", "mi\x85ra \U0001f600"], ["so\u2028ra", "ti", ""]
-    expected = lm.load(model_dir.path).score(sources, targets, "en")
-
-    async def test(client):
-        for name, model in models.items():
-            pairs = {"model": name, "sources": sources, "targets": targets}
-            found = (await ask(client, **pairs)).json()["scores"]
-            for one, score in zip(found, expected, strict=True):
-                assert [token["text"] for token in one["tokens"]] == list(score.tokens)
-                log_probs = [token["log_prob"] for token in one["tokens"]]
-                np.testing.assert_allclose(log_probs, score.token_log_probs, atol=1e-4)
-                np.testing.assert_allclose(one["log_prob"], score.log_prob, atol=1e-3)
-            nothing = {"model": name, "sources": [], "targets": []}
-            assert (await ask(client, **nothing)).json()["scores"] == []
-            for asked in (pairs, nothing):
-                answer = await ask(client, **asked, to="xx")
-                assert answer.status_code == 422
-                assert "'xx'" in answer.json()["error"]
-            answer = await ask(client, **pairs, experts=True)
-            if not model.explains:
-                assert answer.status_code == 422
-                continue
-            for one, score in zip(answer.json()["scores"], found, strict=True):
-                np.testing.assert_allclose(one["log_prob"], score["log_prob"], atol=1e-3)
-                assert [set(token["experts"]) for token in one["tokens"]] == [
-                    {"decoder/layer_00"}
-                ] * len(score["tokens"])
-
-    run(test, models=models)

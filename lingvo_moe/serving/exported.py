@@ -14,12 +14,7 @@ from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.inference.parts import Translation, parts_of, translate_parts, translations_of
 from lingvo_moe.inference.scorer import Score, check_lengths, check_parallel
-from lingvo_moe.inference.translator import (
-    BLOCK,
-    check_source_prefix,
-    check_target_prefix,
-    check_texts,
-)
+from lingvo_moe.inference.translator import BLOCK, check_prefix, check_texts
 from lingvo_moe.nn.one_process import OneProcess
 from lingvo_moe.serving import client
 from lingvo_moe.system.batching import batches
@@ -122,10 +117,10 @@ class Exported(OneProcess):
                 )
         if search.source_prefix:
             (tokens,) = self.count_pieces([search.source_prefix])
-            check_source_prefix(tokens, self.part_pieces)
+            check_prefix("source_prefix", tokens, self.part_pieces - 1)
         if search.target_prefix:
             (tokens,) = self.count_target_pieces([search.target_prefix.rstrip()])
-            check_target_prefix(tokens, self.part_pieces)
+            check_prefix("target_prefix", tokens, self.part_pieces)
         return ExportedTranslator(self, search)
 
     def translate(

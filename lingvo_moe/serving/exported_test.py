@@ -101,7 +101,7 @@ def test_it_knows_its_model(model_dir, exported):
         ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
         ({"shortlist": True}, "shortlist is no option of this export"),
         ({"forbidden": ("ti",)}, "forbidden is no option of this export"),
-        ({"source_prefix": "mi " * 20}, "source_prefix has .* 14 of"),
+        ({"source_prefix": "mi " * 20}, "source_prefix has .* at most 13"),
         ({"target_prefix": "mi " * 20}, "target_prefix has .* at most 14"),
     ],
 )
@@ -169,18 +169,6 @@ def _without_numbers(results):
         [(t.text, t.source, [(token.text, token.source) for token in t.tokens]) for t in best]
         for best in results
     ]
-
-
-@pytest.mark.parametrize("options", [SEARCH, {"sampling": SAMPLING}])
-def test_each_of_these_options_changes_translations(exported, options):
-    """So the test above would notice an option that is ignored."""
-    together = exported.translate(SENTENCES, **options)
-    for name in options.get("sampling", options):
-        if "sampling" in options:
-            others = {"sampling": {n: v for n, v in SAMPLING.items() if n != name}}
-        else:
-            others = {n: v for n, v in options.items() if n != name}
-        assert exported.translate(SENTENCES, **others) != together, name
 
 
 def test_scores_of_given_translations(model_dir, exported):

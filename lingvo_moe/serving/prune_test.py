@@ -9,9 +9,6 @@ from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.moe.gatings.hashed import Hash
 from lingvo_moe.moe.gatings.node_limited import NodeLimited
 from lingvo_moe.moe.gatings.top_k import TopK
-from lingvo_moe.moe.router import Router
-from lingvo_moe.nn.layer import Constant, Uniform, WeightSpec
-from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.formats.base import read_model, read_theta
@@ -162,36 +159,6 @@ def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
         layer = smaller.encoder[f"layer_{y:02}"].feed_forward
         np.testing.assert_array_equal(layer.gate, gates[y][:, [y]])
         np.testing.assert_array_equal(layer.gating.bias, bias[y, [y]])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Distances(Router):
-    """As of a plug-in: its weights have other names, with experts first, and one has none."""
-
-    def weights(self, model_dim, num_experts):
-        return NestedMap(
-            centers=WeightSpec((num_experts, model_dim), Uniform(1.0), "eM"),
-            scale=WeightSpec((), Constant(1.0), ""),
-        )
-
-    def logits(self, theta, inputs, tokens, context):
-        return theta.scale * tf.einsum("GSM,EM->GSE", inputs, theta.centers)
-
-
-def test_weights_of_other_routers(tmp_path):
-    made = random_logdir(tmp_path, (*SMALLEST, "model.moe.router=Distances()"))
-    first = np.tile(np.arange(8), (2, len(made.pairs), 1)) + 1
-    record(first, first * 0.5, made.pairs).save(made.routing_path)
-    theta, _ = read_theta(made)
-    pruned, smaller = Pruning(share=0.25).apply(made, theta)
-    for side in ("encoder", "decoder"):
-        before, after = (of[side].layer_00.feed_forward for of in (theta, smaller))
-        np.testing.assert_array_equal(after.centers, before.centers[2:])
-        assert after.scale == before.scale
-    for (name, spec), (path, value) in zip(
-        pruned.task.weights().flatten(), smaller.flatten(), strict=True
-    ):
-        assert (name, spec.shape) == (path, value.shape)
 
 
 @pytest.mark.parametrize(

@@ -119,20 +119,6 @@ def test_momentum_decay_and_the_bound_on_beta2():
         assert_same_path(end, unbounded, start)
 
 
-@pytest.mark.parametrize("shape", [(160, 130), (2, 130, 140), (70,)])
-def test_equals_keras(shape):
-    # Keras has no bound on beta2; 1 - step^-0.8 < 0.99 up to step 316.
-    dims = "XMH"[-len(shape) :]
-    start, grads, end = random_run(
-        Adafactor(schedule=Constant(learning_rate=RATE)), spec_of(shape, dims), 100
-    )
-    oracle = tf.keras.optimizers.Adafactor(RATE, relative_step=False)
-    weight = tf.Variable(start)
-    for grad in grads:
-        oracle.apply_gradients([(tf.constant(grad), weight)])
-    assert_same_path(end, weight.numpy(), start)
-
-
 def rows_without_gradient(shape, size):
     """Gradients of that size but for the last row of the last weight."""
     grads = np.random.default_rng(2).normal(0, size, shape).astype(np.float32)

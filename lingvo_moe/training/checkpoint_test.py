@@ -1,5 +1,4 @@
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -91,24 +90,6 @@ def test_a_failed_write_leaves_the_earlier_ones_whole(tmp_path, monkeypatch):
     assert checkpoints.steps() == [1]
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
     assert checkpoints.resume().step == 1
-
-
-def test_a_changed_byte_is_found_by_whoever_reads_it(tmp_path, caplog):
-    checkpoints = Checkpointer(tmp_path)
-    checkpoints.save(1, TENSORS)
-    checkpoints.save(2, TENSORS)
-    data = next((tmp_path / "step_00000002").glob("state.data-*"))
-    content = bytearray(data.read_bytes())
-    content[3] ^= 1
-    data.write_bytes(content)
-    assert checkpoints.resume().step == 2  # nothing was read yet
-    taken = []
-    checkpoint = checkpoints.resume(
-        lambda c: taken.append({n: np.asarray(t) for n, t in c.tensors.items()})
-    )
-    assert checkpoint.step == 1
-    assert [t["step"] for t in taken] == [7]
-    assert "is damaged or gone" in caplog.text
 
 
 def test_no_checkpoint_is_overwritten(tmp_path):
@@ -245,22 +226,6 @@ def test_files_and_directories_are_synced_before_the_name_appears(tmp_path, monk
     names = ("info.json", "state.index", "state.data-00000-of-00001")
     assert set(events[:-3]) == {f"{partial}/{name}" for name in names}
     assert events[-3:] == [str(partial), "rename", str(tmp_path)]
-
-
-def test_what_cannot_be_deleted_is_no_error(tmp_path, monkeypatch, caplog):
-    checkpoints = Checkpointer(tmp_path, keep=Retention(1))
-    checkpoints.save(1, TENSORS)
-
-    def busy(path, **_):
-        raise OSError(39, "Directory not empty", path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", busy)
-        checkpoints.save(2, TENSORS)
-    assert checkpoints.steps() == [2]
-    assert "step_00000001 could not be deleted" in caplog.text
-    checkpoints.save(3, TENSORS)
-    assert [p.name for p in tmp_path.iterdir()] == ["step_00000003"]
 
 
 def test_tensors_are_held_against_a_model():

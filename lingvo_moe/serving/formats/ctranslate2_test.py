@@ -168,11 +168,6 @@ class TestTranslations:
         assert theirs == ours
         assert ours != self.both(by_task, tmp_path / "plain", task="qna")[0]
 
-    def test_the_beam_is_that_of_the_model(self, by_task, tmp_path):
-        CTranslate2(task="qna").export(by_task, tmp_path / "four")
-        found = list(client.translate(client.WithCTranslate2(tmp_path / "four"), LINES))
-        assert found != self.both(by_task, tmp_path / "one", task="qna")[1]
-
     @pytest.mark.parametrize(
         ("option", "default"),
         [
