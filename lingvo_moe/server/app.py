@@ -34,6 +34,7 @@ _TRY_ANOTHER = {"Retry-After": "1"}
 # The server waits so long after an answer for another request; and so long in all.
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.3, 3.0
 _UNREAD_SECONDS, _UNREAD_BYTES = 2.0, 1 << 26  # of a refused body
+_ERRORS = (HTTPException, ClientDisconnect, Exception)  # all are answered as JSON
 _PAGE = Path(__file__).parent / "page"
 _PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -117,11 +118,9 @@ class Server:
             middleware=[Middleware(_Closing, self._draining, self._answered)],
             routes=self._routes(),
             lifespan=self._lifespan,
-            exception_handlers={
-                HTTPException: _as_json,
-                ClientDisconnect: _as_json,
-                Exception: _as_json,
-            },
+            exception_handlers=dict.fromkeys(
+                (HTTPException, ClientDisconnect, Exception), _as_json
+            ),
         )
         self.asgi.router.redirect_slashes = False  # a path with an extra slash at its end is 404
 

@@ -16,7 +16,7 @@ def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
     """100 s: 10 starting, 44 in useful steps, and so on; a second save is never complete."""
     clock = Clock()
     run = Goodput(tmp_path / "goodput.json", clock, clock)
-    now = Phases(run)
+    now = Phases(run.enter)
     clock.seconds = 10
     now.enter(phases.STEPS)
     clock.seconds += 20

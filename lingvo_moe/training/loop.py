@@ -154,7 +154,7 @@ class _Loop:
         self.saver = Saver(self.checkpoints, params.background_saves)
         self.watchdog = Watchdog(params.stall_seconds, process.warns(report))
         self.goodput = Goodput(None if process.index else logdir / goodput.FILE)
-        self.phases = Phases(self.goodput, self.watchdog)
+        self.phases = Phases(self.goodput.enter, self.watchdog.enter)
         self.logdir, self.process = logdir, process
         self.recorder, self.interruption = recorder, Interruption(process)
         self.meter = Meter(recorder)

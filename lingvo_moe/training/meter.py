@@ -25,20 +25,6 @@ class Recorder(NamedTuple):
 NO_RECORDER = Recorder(lambda step, metrics: None, lambda: None)
 
 
-class Reading(NamedTuple):
-    """What was measured over some steps.
-
-    Attributes:
-        metrics: sums, numpy, with `steps`, the number of steps that were not skipped.
-        seconds: time of all steps, without compiling.
-        steps_per_second: counts all steps, also skipped ones.
-    """
-
-    metrics: NestedMap
-    seconds: float
-    steps_per_second: float
-
-
 class Meter:
     """Collects the metrics of steps, and measures their time."""
 
@@ -84,8 +70,13 @@ class Meter:
                 self._recorder.add(self._step + i + 1, self._metrics[i])
         self._recorded = len(self._metrics)
 
-    def read(self) -> Reading:
-        """The measurements since the last `read`, over at least one step; starts again."""
+    def read(self) -> tuple[NestedMap, float, float]:
+        """The measurements since the last `read`, over at least one step; starts again.
+
+        Returns:
+            The sums of the metrics, numpy, with `steps`, the number of steps that were not skipped;
+            the seconds of all steps, without compiling; and the number of all steps a second.
+        """
         self.record()
         first, *others = self._metrics
         count = 1 + len(others)
@@ -93,7 +84,7 @@ class Meter:
         seconds = max(self._seconds(count), 1e-9)
         useful = count - round(float(summed.skipped_steps))
         self.start(self._step + count)
-        return Reading(NestedMap(summed, steps=useful), seconds, count / seconds)
+        return NestedMap(summed, steps=useful), seconds, count / seconds
 
     def _seconds(self, count):
         """The time of `count` steps without compiling; with it, if each of them compiled."""

@@ -1,8 +1,8 @@
 """What training does at each moment; goodput and the watchdog listen."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 
 class Phase(NamedTuple):
@@ -28,24 +28,17 @@ STARTING = Phase("starting", "starting", watched=False)
 PHASES = (STEPS, COMPILING, INPUT, SAVING, EVALUATION, STARTING)
 
 
-class Listener(Protocol):
-    """What hears of phases."""
-
-    def enter(self, phase: Phase) -> None:
-        """A phase begins, and the one before ends."""
-
-
 class Phases:
-    """Tells listeners which phase it is, from STARTING on."""
+    """Tells listeners which phase begins, from STARTING on; the phase before ends."""
 
-    def __init__(self, *listeners: Listener):
+    def __init__(self, *listeners: Callable[[Phase], None]):
         self._now, self._listeners = STARTING, listeners
 
     def enter(self, phase: Phase) -> None:
         """Begins a phase."""
         self._now = phase
         for listener in self._listeners:
-            listener.enter(phase)
+            listener(phase)
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:

@@ -60,11 +60,7 @@ class Stopped(SystemExit):
     """
 
     def __init__(self, number: int):
-        super().__init__(_exit_status(number))
-
-
-def _exit_status(number):
-    return 128 + number
+        super().__init__(128 + number)
 
 
 def _listen(reader):
@@ -83,4 +79,4 @@ def _listen(reader):
             )
         elif now - first > _TOGETHER_SECONDS:
             report(f"{name} again: ending now, without saving.")
-            os._exit(_exit_status(number))
+            os._exit(128 + number)

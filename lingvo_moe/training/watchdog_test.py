@@ -8,7 +8,7 @@ from lingvo_moe.training.watchdog import Watchdog
 def test_a_stall_is_reported_once_and_its_end_too():
     clock, lines = [0.0], []
     watchdog = Watchdog(60.0, lines.append, lambda: clock[0])
-    now = Phases(watchdog)
+    now = Phases(watchdog.enter)
     now.enter(phases.STEPS)
     with now.during(phases.INPUT):
         for clock[0] in (30.0, 59.0):

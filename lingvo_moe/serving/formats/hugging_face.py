@@ -50,7 +50,9 @@ class HuggingFace(Format):
         model_dir, theta = unrolled(model_dir, theta)
         weights = {path: np.asarray(weight) for path, weight in theta.flatten()}
         task = TranslationTask(configs.to_params(config))
-        prefix = "" if _is_headless(config) else tensors.PREFIX
+        # The model without a head, such as M2M100Model, has names without prefix.
+        headless = str(next(iter(config.get("architectures") or ()), "")).endswith("Model")
+        prefix = "" if headless else tensors.PREFIX
         types = _types(model_dir, self.storage)
         written = {
             prefix + name: tensor
@@ -97,11 +99,6 @@ def _check_function(model_dir: ModelDir, imported: TranslationParams) -> None:
                 f"{model_dir.path}: {path} is {now}, and was {was} in the imported model. The "
                 f"format cannot hold this change. Export the model with --format=safetensors."
             )
-
-
-def _is_headless(config: dict[str, Any]) -> bool:
-    """Whether the checkpoint is of the model without a head, whose names have no prefix."""
-    return str(next(iter(config.get("architectures") or ()), "")).endswith("Model")
 
 
 def _types(model_dir: ModelDir, storage: Storage) -> dict[str, np.dtype]:

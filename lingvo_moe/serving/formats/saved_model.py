@@ -26,16 +26,7 @@ from lingvo_moe.serving.graph_reader import SentenceEncoder, with_end
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
 from lingvo_moe.system.console import quiet
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import split_request
-
-
-def default_options(params: TranslationParams) -> dict[str, tf.Tensor]:
-    """The options of `ServedModel.translate_with`, by name, with their values in the model."""
-    decoding = params.decoding
-    texts = ["source_prefix", *([] if params.language_tags.on_target else ["target_prefix"])]
-    numbers = {name: tf.constant(value) for name, value in numbers_of(decoding).items()}
-    return numbers | dict.fromkeys(texts, tf.constant(""))
 
 
 class ServedModel(tf.Module):
@@ -104,7 +95,10 @@ class ServedModel(tf.Module):
         first = {"sentences": strings}
         both = {"source_language": string, "target_language": string}
         languages = both if self._task.needs_source_language else {"target_language": string}
-        self._options = default_options(self._task.params)
+        own = numbers_of(self._task.params.decoding)
+        texts = ["source_prefix", *([] if self._tags.on_target else ["target_prefix"])]
+        self._options = {name: tf.constant(value) for name, value in own.items()}
+        self._options |= dict.fromkeys(texts, tf.constant(""))
         self.translate_with = function_of(self._translate_with, first | languages, self._options)
         self.score = function_of(self._score, first | {"translations": strings} | languages)
         self.translate = function_of(self._translate, first | languages)
