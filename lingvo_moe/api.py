@@ -250,9 +250,8 @@ def evaluate(
         model: a logdir, or what `load` returned for one: then its checkpoint is scored. Not a
             SavedModel.
         data: a directory made by `prepare`, or what it returned.
-        baselines: a report to compare with: its directory, its JSON, or the output of
-            `train_baselines`; or several, of which each pair is compared with the first that has
-            it.
+        baselines: a report to compare with: its directory, or the output of `train_baselines`; or
+            several, of which each pair is compared with the first that has it.
         output: directory for the report with its page and plot; None for none.
         step: the step of a logdir's checkpoint; None for the best on dev.
         make_runtime: makes the runtime of a logdir's model: `Local`, `Xla` or another RuntimeFn.

@@ -3,11 +3,10 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.report import REPORT_FILE, load_report
-from lingvo_moe.evaluation.scores import PairOutput, PairScore, file_line
+from lingvo_moe.evaluation.scores import PairOutput, file_line
 from lingvo_moe.system.files import write_whole
 from lingvo_moe.system.lines import read_lines
 
@@ -54,103 +53,78 @@ def read_hypotheses(
 IN_OUTPUT = "report"  # where lingvo-moe-baselines leaves its report, beside the logdirs of pairs
 
 
+class Baseline(NamedTuple):
+    """The translations of a pair by another model, its name, and the directory of its report."""
+
+    output: PairOutput
+    model: str
+    home: pathlib.Path
+
+
 @dataclasses.dataclass(frozen=True)
 class Baselines:
-    """The scores and translations of baselines, of one or more reports.
+    """The baselines of pairs, from one or more reports; `by_pair` has them by pair."""
 
-    Attributes:
-        homes: pair -> the directory of its report.
-        model: the names of their models.
-        scores: pair -> its score.
-        outputs: pair -> its translations, for pairs with translations in the report's directory.
-    """
-
-    homes: Mapping[str, pathlib.Path]
-    model: str
-    scores: Mapping[str, PairScore]
-    outputs: Mapping[str, PairOutput]
+    by_pair: Mapping[str, Baseline]
 
     @staticmethod
     def load(paths: Sequence[pathlib.Path], split: str, pairs: Sequence[str]) -> "Baselines":
-        """Reads reports and the translations in their directories.
+        """Reads reports and the translations beside them.
 
         Args:
-            paths: each is a report.json, the directory it is in, or the output of
-                lingvo-moe-baselines, whose report is in the directory `report`. Each pair has the
-                baseline of the first report that has it.
+            paths: each is the directory of a report, or the output of lingvo-moe-baselines, whose
+                report is in the directory `report`. Each pair has the baseline of the first report
+                that has it.
             split: the split they must be of.
             pairs: what is to be compared; the reports must have some of them.
 
         Raises:
-            FileNotFoundError: there is no report.
+            FileNotFoundError: there is no report, or it has no translations beside it.
             ValueError: it is no report, of another split, or of other pairs.
         """
-        homes: dict[str, pathlib.Path] = {}
-        models: list[str] = []
-        scores: dict[str, PairScore] = {}
-        outputs: dict[str, PairOutput] = {}
+        found: dict[str, Baseline] = {}
         for path in paths:
-            if (path / IN_OUTPUT / REPORT_FILE).exists():
-                path = path / IN_OUTPUT
-            report, home = load_report(path, split=split), path if path.is_dir() else path.parent
-            new = {s.pair: s for s in report.pairs if s.pair in pairs and s.pair not in scores}
-            scores |= new
-            homes |= dict.fromkeys(new, home)
-            models += [report.model] * bool(new)
-            for pair in new:
-                if hypotheses_path(home, split, pair).exists():
-                    outputs[pair] = read_hypotheses(home, split, pair)
-        if not scores:
+            home = path / IN_OUTPUT if (path / IN_OUTPUT / REPORT_FILE).exists() else path
+            report = load_report(home, split=split)
+            for pair in (score.pair for score in report.pairs):
+                if pair in pairs and pair not in found:
+                    output = read_hypotheses(home, split, pair)
+                    found[pair] = Baseline(output, report.model, home)
+        if not found:
             raise ValueError(
                 f"The baselines of {', '.join(map(str, paths))} are for other pairs; none is for"
                 f" {', '.join(pairs)}. Name baselines of these pairs."
             )
-        return Baselines(homes, "; ".join(dict.fromkeys(models)), scores, outputs)
+        return Baselines(found)
 
-    def check(
-        self, references: Mapping[str, Sequence[str]], chosen_tokenizers: Mapping[str, str]
-    ) -> None:
-        """Checks that the scores of both systems are comparable.
+    @property
+    def model(self) -> str:
+        """The names of their models."""
+        return "; ".join(dict.fromkeys(one.model for one in self.by_pair.values()))
+
+    def check(self, references: Mapping[str, Sequence[str]], directory: pathlib.Path) -> None:
+        """Checks that both systems can be compared.
 
         Args:
             references: pair -> the lines that the new system is scored on.
-            chosen_tokenizers: pair -> the tokenizer for BLEU.
+            directory: of the new report.
 
         Raises:
-            ValueError: other references; or BLEU with another tokenizer and no translations, which
-                are needed to score again.
+            ValueError: other references, or the new report would replace the baselines.
         """
-        for pair, lines in references.items():
-            if pair in self.outputs:
-                theirs, ours = self.outputs[pair].references, tuple(map(file_line, lines))
-                if theirs != ours:
-                    raise ValueError(
-                        f"{pair}: the baseline in {self.homes[pair]} was scored on other"
-                        f" references than these ({len(theirs)} and {len(ours)} lines). Evaluate"
-                        f" both on the same data."
-                    )
-            elif score := self.scores.get(pair):
-                their, our = (
-                    (score.test_examples, score.signature),
-                    (
-                        len(lines),
-                        tokenizers.signature(chosen_tokenizers[pair]),
-                    ),
+        for pair, one in self.by_pair.items():
+            if directory.resolve() == one.home.resolve():
+                raise ValueError(
+                    f"The baselines are in {directory}, where the report is to be written. Choose"
+                    f" another output directory."
                 )
-                if their != our:
-                    raise ValueError(
-                        f"{pair}: lines and signature are {their} for the baseline and {our} here."
-                        " BLEU needs one test set scored in one way. Evaluate both again."
-                    )
-
-    def check_not_in(self, directory: pathlib.Path) -> None:
-        """Raises ValueError if a new report in that directory would replace the baselines."""
-        if directory.resolve() in {home.resolve() for home in self.homes.values()}:
-            raise ValueError(
-                f"The baselines are in {directory}, where the report is to be written. Choose"
-                " another output directory."
-            )
+            theirs, ours = one.output.references, tuple(map(file_line, references.get(pair, ())))
+            if pair in references and theirs != ours:
+                raise ValueError(
+                    f"{pair}: the baseline in {one.home} was scored on other references than"
+                    f" these ({len(theirs)} and {len(ours)} lines). Evaluate both on the same data."
+                )
 
     def hypotheses(self, pair: str) -> Sequence[str] | None:
         """Their translations of a pair, if there are any."""
-        return self.outputs[pair].hypotheses if pair in self.outputs else None
+        return self.by_pair[pair].output.hypotheses if pair in self.by_pair else None

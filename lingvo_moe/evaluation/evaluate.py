@@ -50,8 +50,8 @@ def write_report(
         model: name of the model that translated.
         checkpoint_step: training steps of its checkpoint; None if there are several models.
         split: such as 'test'.
-        baselines: earlier reports to compare with. Pairs that they lack get no ΔBLEU, and p-values
-            need their hypotheses. None for no comparison.
+        baselines: earlier reports to compare with. Pairs that they lack get no ΔBLEU. None for no
+            comparison.
         pivot: the language through which zero-shot pairs were translated; None for none.
         chosen_tokenizers: pair -> sacreBLEU's name of a tokenizer for BLEU; None for the default of
             each target language.
@@ -59,14 +59,13 @@ def write_report(
         bootstrap_samples: resamples of a test set for a p-value.
 
     Raises:
-        ValueError: if the baselines are of other references or another tokenizer, or in the
-            directory to be written; if a metric cannot be computed.
+        ValueError: if the baselines are of other references, or in the directory to be written; if
+            a metric cannot be computed.
     """
     pairs = [output.pair for output in outputs]
     chosen = chosen_tokenizers or tokenizers.choose(pairs)
     if baselines is not None:
-        baselines.check_not_in(directory)
-        baselines.check({output.pair: output.references for output in outputs}, chosen)
+        baselines.check({output.pair: output.references for output in outputs}, directory)
 
     def score(output: PairOutput, theirs: Sequence[str] | None, tokenizer: str) -> PairScore:
         found = score_pair(output, theirs, tokenizer=tokenizer, bootstrap_samples=bootstrap_samples)
@@ -74,13 +73,7 @@ def write_report(
         return dataclasses.replace(found, measures=measured(output, tokenizer) | of_metrics)
 
     hypotheses = {pair: baselines.hypotheses(pair) if baselines else None for pair in pairs}
-    scores = []
-    for output in outputs:
-        found = score(output, hypotheses[output.pair], chosen[output.pair])
-        reported = baselines.scores.get(output.pair) if baselines else None
-        if reported and not hypotheses[output.pair]:  # their BLEU is taken from their report
-            found = dataclasses.replace(found, baseline_bleu=reported.bleu)
-        scores.append(found)
+    scores = [score(one, hypotheses[one.pair], chosen[one.pair]) for one in outputs]
     pooled = []  # pairs with too few lines that have the same target and tokenizer, scored as one
     groups = defaultdict(list)
     for output, found in zip(outputs, scores, strict=True):

@@ -90,8 +90,8 @@ class PairScore(Params):
         signature: sacreBLEU's, of `bleu` and `baseline_bleu`.
         chrf_signature: sacreBLEU's, of `chrf`.
         baseline_bleu: BLEU of the baseline on the same references; None without a baseline.
-        p_value: probability of a difference this large by chance; None without a baseline or its
-            hypotheses, for a single line, and if both systems have BLEU 0.
+        p_value: probability of a difference this large by chance; None without a baseline, for a
+            single line, and if both systems have BLEU 0.
         model: as of PairOutput.
         measures: what else was measured, by `columns.Column.key` or by the column of a Metric.
     """

@@ -4,7 +4,6 @@ BLEU counts words. In scripts without spaces, sacreBLEU's default 13a treats a w
 word. chrF++ counts characters and needs no tokenizer.
 """
 
-import functools
 import importlib.util
 import re
 from collections.abc import Iterable, Sequence
@@ -108,14 +107,6 @@ def chrf_of_languages(texts: Sequence[tuple[str, Sequence[str], Sequence[str]]])
     """Mean over languages of chrF++; texts as for `bleu_of_languages`."""
     chrf = CHRF(word_order=2)
     return float(np.mean([chrf.corpus_score(h, [r]).score for _, h, r in texts]))
-
-
-@functools.cache
-def signature(tokenizer: str) -> str:
-    """sacreBLEU's signature of scores with this tokenizer and one reference."""
-    metric = bleu(tokenizer)
-    metric.corpus_score(["x"], [["x"]])
-    return metric.get_signature().format()
 
 
 def _is_installed(name: str) -> bool:

@@ -66,8 +66,8 @@ def evaluate(
         split: "dev" or "test".
         pairs: to score; () for all pairs of the model.
         step: of the checkpoint; None for the best on dev.
-        baselines: reports to compare with, each by its directory or its JSON; a pair is compared
-            with the first that has it.
+        baselines: directories of reports to compare with; a pair is compared with the first that
+            has it.
         bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
         pivot: pairs that the model was not trained on are translated through this language; see
             `directions`. None to translate them directly.
@@ -97,8 +97,7 @@ def evaluate(
     chosen = tokenizers.choose(list(references), bleu_tokenizers)
     against = Baselines.load(baselines, split, list(references)) if baselines else None
     if against:
-        against.check_not_in(output)
-        against.check(references, chosen)
+        against.check(references, output)
     copies = _copies(dataset, split, list(references), report) if floor else {}
     runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)

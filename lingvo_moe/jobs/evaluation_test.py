@@ -219,9 +219,6 @@ def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translat
     evaluate(tmp_path / "base", pairs=["qna-en"])
     file = tmp_path / "file"
     file.write_text("a file of mine")
-    (tmp_path / "lone").mkdir()
-    lone = tmp_path / "lone" / "report.json"
-    lone.write_bytes((tmp_path / "base" / "report.json").read_bytes())
     del translated[:]
     cases = [
         ({"output": file}, "is a file"),
@@ -234,7 +231,6 @@ def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translat
             {"baselines": tmp_path / "base", "output": tmp_path / "base", "overwrite": True},
             "another output",
         ),
-        ({"baselines": lone, "bleu_tokenizers": ["qna-en=char"]}, "tok:13a"),
         ({"pivot": "xx"}, "'xx'"),
         ({"metrics": ["SpBleu(model='none')"]}, "none"),
     ]

@@ -23,7 +23,7 @@ TABLE = (
     Flag("split", ("dev", "test"), "test", "Split to translate and score."),
     Flag("pairs", NAMES, None, "Pairs to score, such as de-en,fr-en; by default all."),
     Flag("baselines", list, [],
-         "A report to compare with: its directory or its JSON. May be repeated; each pair is "
+         "The directory of a report to compare with. May be repeated; each pair is "
          "compared with the first report that has it."),
     Flag("bleu_tokenizer", list, [],
          "PAIR=NAME, such as en-zh=char: the sacreBLEU tokenizer of a pair. May be repeated."),

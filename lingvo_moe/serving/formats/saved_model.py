@@ -97,8 +97,8 @@ class ServedModel(tf.Module):
         languages = both if self._task.needs_source_language else {"target_language": string}
         own = numbers_of(self._task.params.decoding)
         texts = ["source_prefix", *([] if self._tags.on_target else ["target_prefix"])]
-        self._options = {name: tf.constant(value) for name, value in own.items()}
-        self._options |= dict.fromkeys(texts, tf.constant(""))
+        defaults = own | dict.fromkeys(texts, "")
+        self._options = {name: tf.constant(value) for name, value in defaults.items()}
         self.translate_with = function_of(self._translate_with, first | languages, self._options)
         self.score = function_of(self._score, first | {"translations": strings} | languages)
         self.translate = function_of(self._translate, first | languages)
