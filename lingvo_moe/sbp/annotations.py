@@ -197,15 +197,25 @@ def num_pieces(letter: str) -> int:
 
 def tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:
     """The tensor, annotated as split over these axes of the mesh, as from `assignment`."""
-    if not any(axes):
-        return xla_sharding.replicate(tensor, use_sharding_op=True)
-    sharding = tile_sharding(axes, mesh)
+    return attach(tensor, tile_sharding(axes, mesh))
+
+
+def attach(tensor: tf.Tensor, sharding: xla_sharding.Sharding) -> tf.Tensor:
+    """The tensor with this annotation, which its gradient gets too.
+
+    Raises:
+        ValueError: outside of a graph, where no compiler would read it.
+    """
+    if tf.executing_eagerly():
+        raise ValueError("Annotations on a mesh have an effect only in a tf.function; use one.")
     return sharding.apply_to_tensor(tensor, use_sharding_op=True)
 
 
 def tile_sharding(axes: list[tuple[str, ...]], mesh: Mesh) -> xla_sharding.Sharding:
-    """XLA's description of this sharding; at least one dimension is split."""
+    """XLA's description of this sharding."""
     split = [axis for group in axes for axis in group]
+    if not split:
+        return xla_sharding.Sharding.replicate()
     whole = [axis for axis in mesh.axes if axis not in split]
     order = [mesh.axes.index(axis) for axis in split + whole]
     pieces = [mesh.size(group) for group in axes]

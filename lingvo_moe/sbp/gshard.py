@@ -4,6 +4,7 @@ Layers use letters and rules (see annotations.py). These functions place the pie
 devices by number, or run code on the piece of one device.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +13,16 @@ import tensorflow as tf
 
 from lingvo_moe.nn.gradients import custom_gradient
 from lingvo_moe.nn.tensorflow_private import xla_sharding
-from lingvo_moe.sbp.annotations import active, assignment, tile_sharding, use_mesh
+from lingvo_moe.sbp.annotations import active, assignment, attach, tile_sharding, use_mesh
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, annotated with a copy on every device."""
-    return xla_sharding.replicate(tensor, use_sharding_op=True)
+    """The tensor, annotated with a copy on every device; unchanged outside of `use_mesh`.
+
+    Raises:
+        ValueError: on a mesh outside of a tf.function.
+    """
+    return attach(tensor, xla_sharding.Sharding.replicate()) if active() else tensor
 
 
 def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
@@ -26,13 +31,18 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
     Args:
         tensor: any rank; the compiler pads uneven pieces.
         split_dimension: the dimension, from 0.
-        num_partitions: the number of pieces and devices.
+        num_partitions: the number of devices of the mesh; 1 for copies.
 
     Raises:
-        ValueError: more pieces than elements.
+        ValueError: another dimension or number, or as `shard`.
     """
-    shape = [1] * tensor.shape.rank
-    shape[split_dimension] = num_partitions
+    shape = [1] * (tensor.shape.rank or 0)
+    if split_dimension not in range(len(shape)) or not 1 <= num_partitions == int(num_partitions):
+        raise ValueError(
+            f"split_dimension must be a dimension of the shape {tensor.shape}, from 0, and "
+            f"num_partitions 1 or more, got {split_dimension} and {num_partitions}."
+        )
+    shape[split_dimension] = int(num_partitions)
     return shard(tensor, np.arange(num_partitions).reshape(shape))
 
 
@@ -42,23 +52,30 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray | Sequence) -> tf.Ten
     A [3, 16, 64] tensor with an assignment of shape [1, 2, 4] has pieces of [3, 8, 16].
 
     Args:
-        tensor: any rank.
+        tensor: any rank; unchanged outside of `use_mesh`.
         device_assignment: integers of the same rank. The shape gives the number of pieces of each
-            dimension, the entries the device of each piece: 0 … D - 1, each once.
+            dimension, the entries the device of each piece: all of the mesh, each once. A single
+            piece, of device 0, is copied to every device.
 
     Raises:
-        ValueError: another rank, more pieces than elements, or entries that are not a permutation.
+        ValueError: another rank, more pieces than elements, other devices than those of the mesh,
+            or on a mesh outside of a tf.function.
     """
     devices = np.asarray(device_assignment)
-    numbers, sizes = devices.ravel().tolist(), zip(devices.shape, tensor.shape, strict=True)
-    if sorted(numbers) != list(range(devices.size)) or any(n > (s or n) for n, s in sizes):
+    here = active()
+    count = math.prod(here[0].shape) if here and devices.size != 1 else devices.size
+    if (
+        tensor.shape.rank != devices.ndim
+        or any(n > (size or n) for n, size in zip(devices.shape, tensor.shape, strict=True))
+        or sorted(devices.ravel().tolist()) != list(range(count))
+    ):
         raise ValueError(
-            f"device_assignment must have at most the shape {tensor.shape} and hold each device of "
-            f"0 … {devices.size - 1} once, got {numbers} of shape {devices.shape}."
+            f"device_assignment must have the rank of {tensor.shape}, at most its shape, and hold "
+            f"each device of 0 … {count - 1} once, got {devices.tolist()}."
         )
-    if devices.size == 1:
+    if here is None or devices.size == 1:
         return replicate(tensor)
-    return xla_sharding.tile(tensor, devices, use_sharding_op=True)
+    return attach(tensor, xla_sharding.Sharding.tile(devices.astype(int)))
 
 
 def manual(
@@ -152,5 +169,4 @@ def _apart(function, pieces):
 
 
 def _serialized(axes, mesh):
-    sharding = tile_sharding(axes, mesh) if any(axes) else xla_sharding.Sharding.replicate()
-    return sharding.proto.SerializeToString()
+    return tile_sharding(axes, mesh).proto.SerializeToString()
