@@ -27,7 +27,6 @@ from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.smart_cond import size_of
 from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.sbp import copies
-from lingvo_moe.sbp.annotations import annotate
 
 # Added to the logits of forbidden pairs: large enough for a probability of 0 in float32, small
 # enough that a row of forbidden pairs alone (padding) is finite in bfloat16 too.
@@ -125,10 +124,10 @@ class Attention(Layer):
             [B, T, M].
         """
         if memory is inputs and self.key_heads == self.num_heads:
-            queries, keys, values = self._heads(inputs, theta, ["query", "key", "value"], "BNTD")
+            queries, keys, values = self._heads(inputs, theta, ["query", "key", "value"])
         else:
-            (queries,) = self._heads(inputs, theta, ["query"], "BNTD")
-            keys, values = self._heads(memory, theta, ["key", "value"], "BNLD")
+            (queries,) = self._heads(inputs, theta, ["query"])
+            keys, values = self._heads(memory, theta, ["key", "value"])
         if memory is inputs and tokens:
             queries, keys = (self.position.place(x, tokens.positions) for x in (queries, keys))
         queries = self._scale(queries)
@@ -231,7 +230,7 @@ class Attention(Layer):
         counts = [self.num_heads if one == "query" else self.key_heads for one in name.split("_")]
         ends = list(itertools.accumulate(counts))
         parts = (each[end - count : end] for count, end in zip(counts, ends, strict=True))
-        return [annotate(tf.stack(part, axis=1), "BNTD") for part in parts]
+        return [tf.stack(part, axis=1) for part in parts]
 
     def _by_key(self, heads):
         """[B, N, T, …] as [B, n, (N/n)·T, …]: the queries of each head of keys."""
@@ -260,7 +259,7 @@ class Attention(Layer):
         logits = tf.matmul(self._by_key(queries), memory.keys, transpose_b=True)
         probs = self.probabilities(self._by_query(logits, length), bias)
         probs = tf.cast(probs, queries.dtype)
-        probs = dropout(annotate(probs, "BNTL"), self.dropout_rate, context)
+        probs = dropout(probs, self.dropout_rate, context)
         mixed = self._by_query(tf.matmul(self._by_key(probs), memory.values), length)
         mixed = tf.transpose(mixed, [0, 2, 1, 3])
         mixed = tf.reshape(
@@ -269,13 +268,13 @@ class Attention(Layer):
         outputs = copies.einsum("BTA,AM->BTM", mixed, theta.output)
         if self.use_bias:
             outputs += copies.per_row(theta.output_bias, 1, outputs)
-        return annotate(outputs, "BTM")
+        return outputs
 
     def _scale(self, queries):
         """The same times D^-1/2, if scaled."""
         return queries * tf.cast(self.head_dim**-0.5, queries.dtype) if self.scaled else queries
 
-    def _heads(self, inputs, theta, names, dims):
+    def _heads(self, inputs, theta, names):
         """inputs [B, T, M] times weights of one size in one product: [B, N or n, T, D] each."""
         # keeps the sharding of A, unlike a concatenation.
         stacked = tf.stack([theta[name] for name in names], axis=-2)
@@ -285,8 +284,7 @@ class Attention(Layer):
             projected += copies.per_row(stacked, 2, projected)
         heads = [len(names), stacked.shape[-1] // self.head_dim, self.head_dim]
         projected = tf.reshape(projected, tf.concat([tf.shape(inputs)[:2], heads], axis=0))
-        by_weight = tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]))
-        return [annotate(heads, dims) for heads in by_weight]
+        return tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from lingvo_moe.layers.loss import smoothed_cross_entropy
 from lingvo_moe.nn.layer import Layer, Normal, WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.sbp import copies
-from lingvo_moe.sbp.annotations import annotate
 
 LOGITS_MULTIPLE = 64  # decoding searches the best logits in chunks of this size
 
@@ -43,7 +42,7 @@ class Embedding(Layer):
     def logits(self, theta: NestedMap, hidden: tf.Tensor) -> tf.Tensor:
         """float32 scores [B, T, V] of hidden [B, T, M]."""
         scores = tf.einsum("BTM,VM->BTV", self._scaled(hidden), theta.table)
-        return tf.cast(annotate(scores, "BTV"), tf.float32)
+        return tf.cast(scores, tf.float32)
 
     def lay_out(self, theta: NestedMap, num_pieces: int | None = None) -> NestedMap:
         """The softmax's weights for decoding, so that logits need only one product.

@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from lingvo_moe.nn.gradients import custom_gradient
 from lingvo_moe.sbp import copies
-from lingvo_moe.sbp.annotations import annotate
 
 
 def smoothed_cross_entropy(
@@ -34,8 +33,7 @@ def smoothed_cross_entropy(
     def run(hidden, table):
         flat = tf.reshape(hidden, [-1, hidden.shape[-1]])
         logits = copies.einsum("BTM,VM->BTV", hidden, table)
-        logits = tf.cast(annotate(logits, "BTV"), tf.float32)
-        logits = tf.reshape(logits, [-1, size])
+        logits = tf.reshape(tf.cast(logits, tf.float32), [-1, size])
         softmax = tf.nn.softmax(logits)
         # The largest logit minus the largest log-probability reuses the softmax's sum.
         log_normalizer = tf.reduce_max(logits, 1) - tf.math.log(tf.reduce_max(softmax, 1))

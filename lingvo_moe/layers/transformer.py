@@ -27,7 +27,7 @@ from lingvo_moe.nn.special_tokens import PAD
 from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.nn.zeros import runtime_zeros
 from lingvo_moe.sbp import copies
-from lingvo_moe.sbp.annotations import active, annotate
+from lingvo_moe.sbp.annotations import active
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class Stack(Layer):
             memory_segments: int32 [B, L] (decoder only).
         """
         x = self.embedding.lookup(theta.embedding, tokens.ids)
-        x = annotate(self.params.position.encode(x, tokens.positions), "BTM")
+        x = self.params.position.encode(x, tokens.positions)
         x = dropout(x, self.params.dropout_rate, context.fold("embedding"))
         segments, length = tokens.segments, tf.shape(tokens.ids)[1]
         bias = segment_bias(segments, segments)

@@ -20,7 +20,6 @@ from lingvo_moe.nn.layer import EVALUATION, Context, Layer, dropout
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.smart_cond import size_of
 from lingvo_moe.nn.tokens import Tokens
-from lingvo_moe.sbp.annotations import annotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,4 +282,4 @@ class TransformerLayer(Layer):
             flat = tf.reshape(x, [-1, self.params.model_dim])
             x = tf.reshape(layer.fprop(theta.feed_forward, flat), tf.shape(x))
         x = dropout(x, self.params.dropout_rate, context)
-        return StackOutput(annotate(inputs + x, "BTM"), *aside)
+        return StackOutput(inputs + x, *aside)

@@ -83,7 +83,7 @@ class Dispatcher(Params, abc.ABC):
         size = size_of(inputs, 0) * size_of(inputs, 1) // groups
         parts = (None if part is None else tf.reshape(part, [groups, size]) for part in tokens)
         grouped = tf.reshape(inputs, [groups, size, inputs.shape[-1]])
-        return annotate(grouped, "GSM"), Tokens(*parts)
+        return grouped, Tokens(*parts)
 
     def capacity(self, group_size: int | None, num_experts: int) -> int | None:
         """C, the choices that an expert accepts from a group; None for no limit.
@@ -203,7 +203,7 @@ class Einsum(Buffered):
         num_experts = experts.num_experts
         capacity = capacity or inputs.shape[1] or tf.shape(inputs)[1]
         combine = self._one_hot(routing, num_experts, capacity)  # [G, S, E, C]
-        combine = annotate(tf.cast(combine, inputs.dtype), "GSeC")
+        combine = tf.cast(combine, inputs.dtype)
         dispatch = tf.cast(combine > 0, inputs.dtype)
         expert_inputs = tf.einsum("GSEC,GSM->EGCM", dispatch, inputs, name="dispatch")
         expert_inputs = annotate(annotate(expert_inputs, "eGCM"), "EgCM")
@@ -213,7 +213,7 @@ class Einsum(Buffered):
         expert_outputs = tf.transpose(expert_outputs, [1, 0, 2, 3], name="to_groups")
         expert_outputs = annotate(expert_outputs, "GeCM")
         outputs = tf.einsum("GSEC,GECM->GSM", combine, expert_outputs, name="combine")
-        return Dispatched(annotate(outputs, "GSM"), NestedMap())
+        return Dispatched(outputs, NestedMap())
 
     def _one_hot(self, routing, num_experts, capacity):
         place = tf.where(routing.dispatched, routing.position, -1)

@@ -21,7 +21,6 @@ from lingvo_moe.nn.layer import (
 )
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.sbp import copies
-from lingvo_moe.sbp.annotations import annotate
 
 
 class Products(NamedTuple):
@@ -98,7 +97,6 @@ class FeedForward(Layer):
         Returns:
             A tensor of the shape and dtype of inputs.
         """
-        rows = "R" if inputs.shape.rank == 2 else "Er"
 
         def into(name):
             hidden = products.into(inputs, theta[name])
@@ -109,6 +107,6 @@ class FeedForward(Layer):
             hidden *= self.activation(into("wg"))
         else:
             hidden = self.activation(hidden)
-        hidden = dropout(annotate(hidden, rows + "H"), self.dropout_rate, context)
+        hidden = dropout(hidden, self.dropout_rate, context)
         outputs = products.out_of(hidden, theta.wo)
         return products.add_out(outputs, theta.wo_bias) if self.use_bias else outputs

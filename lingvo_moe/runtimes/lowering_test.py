@@ -8,10 +8,12 @@ import sys
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.nn.layer import Constant, WeightSpec
+from lingvo_moe.nn.layer import Constant, Context, WeightSpec, init_theta
 from lingvo_moe.nn.nested_map import NestedMap
+from lingvo_moe.sbp.annotations import parse_mesh, use_mesh
 from lingvo_moe.sbp.params import ShardingParams, ZeRO
 from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.training_on_mesh import MESH, make_batch, make_task
 from lingvo_moe.training.adafactor import Adafactor
 
 ROWS, COLUMNS = 160, 128
@@ -50,6 +52,23 @@ class OneByOne(Adafactor):
     """Adafactor without stacks."""
 
     takes_stacks = False
+
+
+@pytest.mark.parametrize(("dispatcher", "each"), [("Einsum", 4), ("Gather", 3)])
+def test_only_dispatch_annotates_activations(dispatcher, each):
+    """Beside each weight, the rows before and after the AllToAlls of two MoE layers."""
+    task = make_task([f"model.moe.training={dispatcher}(groups=8)"])
+    theta = init_theta(task.weights(), 0)
+
+    def loss(batch):
+        with use_mesh(parse_mesh(MESH), task.params.sharding.compute_rules(parse_mesh(MESH))):
+            return task.loss(
+                theta, NestedMap(batch), tf.constant(1.0), Context(tf.zeros([2], tf.int32))
+            )
+
+    traced = tf.function(loss, autograph=False).get_concrete_function(make_batch(0))
+    found = [op for op in traced.graph.get_operations() if op.type == "XlaSharding"]
+    assert len(found) == len(list(theta.flatten())) + 2 * each
 
 
 def test_how_one_weight_is_cut_does_not_spread_to_another_of_its_shape():
@@ -94,7 +113,7 @@ def program(optimizer, weights, mesh, sharding):
     """[[kind, bytes]] of the collectives of an update of these weights, compiled for the mesh."""
     from lingvo_moe.runtimes.hlo import collectives
     from lingvo_moe.runtimes.lowering import Layout, partitioned, shapes, weight_specs
-    from lingvo_moe.sbp.annotations import annotate, parse_mesh
+    from lingvo_moe.sbp.annotations import annotate
 
     slots = optimizer.slots(weights)
 
@@ -121,7 +140,7 @@ def loop():
     from lingvo_moe.runtimes.hlo import collectives
     from lingvo_moe.runtimes.lowering import Layout, partitioned, shapes, weight_specs
     from lingvo_moe.sbp import copies
-    from lingvo_moe.sbp.annotations import annotate, parse_mesh
+    from lingvo_moe.sbp.annotations import annotate
 
     inputs = NestedMap(x=WeightSpec((8, WIDTH), Constant(0.0), "BM"))
 
