@@ -10,9 +10,9 @@ and their devices; e devices not split; r rows of experts.
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.config.fields import PositiveInt
@@ -24,6 +24,7 @@ from lingvo_moe.moe.dispatch import (
     by_expert,
     combine,
     expert_or_none,
+    in_same_part,
     inverse,
     permute,
 )
@@ -66,6 +67,11 @@ class Dropless(Laddered, AnyShape):
     def for_xla(self, groups):
         """See AnyShape; the result has room for any load."""
         return dataclasses.replace(self, groups=groups, rung=None)
+
+    def rows_sent(self, num_experts, choices, group_size):
+        """See Dispatcher; on the lowest rung, the most that a mesh of many devices sends."""
+        del num_experts
+        return math.ceil((*self._factors, 1.0)[0] * choices * group_size)
 
     def dispatch(self, inputs, routing, capacity, experts):
         """See Laddered; the statistics also hold `device_rows`, float32 [], the most rows that a
@@ -129,9 +135,7 @@ class _Exchange:
     def plan(cls, expert: tf.Tensor, devices: int, held: int, room: int) -> "_Exchange":
         """The exchange for the experts int32 [X, N, K] of tokens, E for none."""
         device = expert // held
-        same = device[..., :, None] == device[..., None, :]  # [X, N, K, K]
-        earlier = np.tril(np.ones([expert.shape[-1]] * 2, bool), -1)
-        first = (device < devices) & ~tf.reduce_any(same & earlier, axis=-1)
+        _, first = in_same_part(device, device < devices)
         position = queue_positions(device, first, devices)
         sends = first & (position < room)
         return cls(

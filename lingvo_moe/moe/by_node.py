@@ -16,6 +16,7 @@ from lingvo_moe.moe.dispatch import (
     Dispatcher,
     combine,
     gather_or_zero,
+    in_same_part,
     inverse,
     lost,
     permute,
@@ -146,9 +147,7 @@ class _Exchange:
         """
         expert, taken = routing.expert, routing.dispatched
         node = tf.truncatediv(expert, self.num_experts // self.nodes)
-        same = (node[..., :, None] == node[..., None, :]) & taken[..., None, :]  # [G, S, K, K]
-        earlier = np.tril(np.ones([expert.shape[-1]] * 2, bool), -1)
-        first = taken & ~tf.reduce_any(same & earlier, axis=-1)
+        same, first = in_same_part(node, taken)
         position = queue_positions(node, first, self.nodes)
         sender = first & (position < self.room)
         computed = taken & tf.reduce_any(same & sender[..., None, :], axis=-1)

@@ -10,6 +10,7 @@ import functools
 import math
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.config.fields import Params, PositiveFloat, PositiveInt
@@ -284,6 +285,22 @@ def by_expert(expert: tf.Tensor, num_experts: int) -> tuple[tf.Tensor, tf.Tensor
     expert = tf.reshape(expert, [-1])
     counts = tf.math.unsorted_segment_sum(tf.ones_like(expert), expert, num_experts + 1)
     return tf.argsort(expert, stable=True), counts[:-1]
+
+
+def in_same_part(part: tf.Tensor, taken: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which choices of a token share a part of the experts, such as a device.
+
+    Args:
+        part: int32 [..., K], the part of each choice.
+        taken: bool [..., K], the choices that count.
+
+    Returns:
+        bool [..., K, K], whether the second choice is taken and in the part of the first; and bool
+        [..., K], the first taken choice in each part.
+    """
+    same = (part[..., :, None] == part[..., None, :]) & taken[..., None, :]
+    earlier = np.tril(np.ones([part.shape[-1]] * 2, bool), -1)
+    return same, taken & ~tf.reduce_any(same & earlier, axis=-1)
 
 
 def expert_or_none(routing: Routing, num_experts: int) -> tf.Tensor:

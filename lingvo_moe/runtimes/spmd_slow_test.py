@@ -1,17 +1,21 @@
 import json
 import sys
 
+import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 from lingvo_moe.testing.devices import run_on
-from lingvo_moe.testing.training_on_mesh import local, run
+from lingvo_moe.testing.training_on_mesh import local, make_batch, make_task, run
 
 STEPS = 50
 # Rounding errors of about 1e-7 a step accumulate; a different draw or routing would give 1e-3.
 TOLERANCE = 2e-5
 # Muon enlarges the small singular values of a gradient, and their rounding errors with them.
 MUON_TOLERANCE = 2e-4
+
+DROPLESS = "model.moe.training=Dropless(groups=8)"
+SENTENCES = make_batch(5)["source_ids"][:5], np.array([9, 2, 7, 5, 1], np.int32)
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +37,20 @@ def test_fifty_steps_are_those_of_one_device(mesh, flags):
     assert_allclose(found, losses, rtol=TOLERANCE)
 
 
-def test_two_processes_of_four_devices_are_one_device():
-    _, _, losses = local(STEPS)
-    for found in run("data:2,expert:4", STEPS, devices=4, processes=2):
+@pytest.mark.parametrize("flags", [(), (DROPLESS,)], ids=["capacity", "dropless"])
+def test_two_processes_of_four_devices_are_one_device(flags):
+    _, _, losses = local(STEPS, *(flag.replace("Dropless", "Ragged") for flag in flags))
+    for found in run("data:2,expert:4", STEPS, *flags, devices=4, processes=2):
         assert_allclose(found, losses, rtol=TOLERANCE)
+
+
+def test_dropless_evaluates_and_translates_as_one_device():
+    runtime, _, _ = local(0)
+    nll, ids, lengths = run_on(8, __file__, "dropless")
+    assert_allclose(nll, runtime.evaluate(make_batch(99)).nll, rtol=TOLERANCE)
+    expected = runtime.translate(*SENTENCES)
+    assert_array_equal(lengths, expected.lengths)
+    assert_array_equal(np.array(ids)[:, :, : expected.ids.shape[2]], expected.ids)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +74,20 @@ def test_the_lowest_and_the_highest_rung_compile(dispatcher):
             8, __file__, str(rung), f"model.moe.training={dispatcher}", "model.moe.gating=TopK(k=2)"
         )
         assert "all-to-all" in dict(found)
+
+
+def evaluate_dropless():
+    """Prints what the smallest model computes on a mesh."""
+    from lingvo_moe.runtimes.lowering import Layout
+    from lingvo_moe.runtimes.spmd import Spmd
+    from lingvo_moe.sbp.annotations import parse_mesh
+
+    task = make_task((DROPLESS, "model.moe.evaluation=Dropless()"))
+    runtime = Spmd(task, None, Layout(parse_mesh("data:2,expert:4"), task.params.sharding))
+    runtime.initialize(3)
+    output = runtime.translate(*SENTENCES)
+    nll = float(runtime.evaluate(make_batch(99)).nll)
+    print(json.dumps([nll, output.ids.tolist(), output.lengths.tolist()]))
 
 
 def main(rung="0", *overrides):
@@ -86,4 +114,4 @@ def main(rung="0", *overrides):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    evaluate_dropless() if sys.argv[1:] == ["dropless"] else main(*sys.argv[1:])

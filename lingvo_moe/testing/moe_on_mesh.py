@@ -58,6 +58,9 @@ class MoeOnMesh:
         specs = {name: self._results.get(name, self._number) for name in results}
         return partitioned(run, self._args, specs, layout).lower(*shapes(self._args)).compile()
 
-    def run(self, program: Any) -> dict[str, Any]:
-        """The results of a program as lists."""
-        return {name: np.asarray(x).tolist() for name, x in program(*self._data).items()}
+    def run(self, program: Any, values: Any = None, segments: Any = None) -> dict[str, Any]:
+        """The results of a program as lists; of other inputs, if given."""
+        weights, batch = self._data
+        if values is not None:
+            batch = {"inputs": values, "segments": segments}
+        return {name: np.asarray(x).tolist() for name, x in program(weights, batch).items()}

@@ -1,0 +1,149 @@
+"""Runs itself in a process of its own, where JAX has eight virtual devices."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.megablocks.dropless import Dropless
+from lingvo_moe.moe.activation import SwiGLU
+from lingvo_moe.moe.gatings.top_k import TopK
+from lingvo_moe.moe.layer import MoE, MoEParams
+from lingvo_moe.moe.ragged import Ragged
+from lingvo_moe.nn.layer import Context, init_theta
+from lingvo_moe.nn.tokens import Tokens
+from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.moe_on_mesh import MoeOnMesh
+
+DEVICES, TOKENS, EXPERTS, MODEL, K = 8, 12, 16, 20, 2
+RUNG = 3  # with room for 1.25⁴ = 2.44 times the tokens of a pair at balance, 12 · 2 / 8
+ROOM = math.ceil(1.25**4 * 3)
+STATS = ("lost", "rung", "device_rows")
+# On the last mesh experts are split too.
+PROGRAMS = {
+    "any load": ({"expert": 8}, None),
+    "one rung": ({"expert": 8}, RUNG),
+    "tensor parallel": ({"data": 2, "expert": 2, "model": 2}, None),
+}
+
+
+def layer(dispatcher):
+    policy = dataclasses.replace(dispatcher, groups=DEVICES)
+    params = MoEParams(num_experts=EXPERTS, gating=TopK(k=K), training=policy)
+    return MoE(model_dim=MODEL, hidden_dim=8, params=params, activation=SwiGLU(), use_bias=True)
+
+
+def load(seed):
+    """Inputs whose first elements are the scores: few or many experts, evenly or not."""
+    rng = np.random.default_rng(seed)
+    some = rng.permutation(EXPERTS)[: rng.integers(K, EXPERTS + 1)]
+    share = rng.dirichlet(np.full(len(some), rng.choice([0.1, 1.0, 10.0])))
+    values = rng.normal(size=(DEVICES, TOKENS, MODEL)) / 4
+    values[..., some] += 3.0
+    for score in (4.0, 2.0):
+        values[..., :EXPERTS] += (
+            score * np.eye(EXPERTS)[rng.choice(some, (DEVICES, TOKENS), p=share)]
+        )
+    return values.astype(np.float32), (rng.random((DEVICES, TOKENS)) < 0.9).astype(np.int32)
+
+
+def theta():
+    values = init_theta(layer(Dropless()).weights(), 7)
+    values = values.map(
+        lambda w: w + 0.1 * tf.cos(tf.reshape(tf.range(tf.size(w), dtype=w.dtype), w.shape))
+    )
+    values.gate = tf.eye(MODEL, EXPERTS)
+    return values
+
+
+def gradients(moe, theta, values, segments):
+    """Outputs, and the gradients of a weighted sum of them."""
+    with tf.GradientTape() as tape:
+        theta.map(tape.watch)
+        tape.watch(values)
+        output = moe.fprop(theta, values, Tokens(segments, segments), Context(tf.constant([1, 2])))
+        total = tf.reduce_sum(output.outputs * tf.cos(tf.range(MODEL, dtype=tf.float32)))
+    by_theta, by_values = tape.gradient(total, [theta, values])
+    found = {"outputs": output.outputs, "values": by_values, **dict(by_theta.flatten())}
+    stats = {name: output.stats[name] for name in STATS if name in output.stats}
+    loads = {} if stats.keys() == {*STATS} else {"choices": output.stats.choices}
+    return found | stats | loads
+
+
+@functools.cache
+def report():
+    return run_on(DEVICES, __file__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_any_load_gives_the_numbers_of_one_device(name):
+    """With room for it; otherwise the choices without a place are counted."""
+    found = report()[name]
+    assert found["error"] < 1e-4
+    assert found["fitted"] == sum(load["needed"] <= found["rung"] for load in found["loads"])
+    assert all((load["lost"] > 0) == (load["needed"] > found["rung"]) for load in found["loads"])
+    assert 5 < found["fitted"] <= len(found["loads"]) == 30
+    assert max(load["empty devices"] for load in found["loads"]) > 3
+
+
+@pytest.mark.slow
+def test_rows_travel_once_each_way():
+    """Rows, and K experts and K weights with each; back the sums. The same for gradients."""
+    rows, about = (DEVICES * ROOM * size * 4 for size in (MODEL, 2 * K))
+    found = report()["one rung"]
+    assert sorted(found["all-to-all"]) == sorted([about, rows, rows, rows, rows, about])
+    assert found["kinds"] == ["all-reduce", "all-to-all"]
+
+
+def _error(got, expected):
+    """Relative to the largest element; gradients of weights are sums over tokens."""
+    return np.abs(got - expected).max() / max(1.0, np.abs(expected).max())
+
+
+def main():
+    """The results of all programs, as JSON."""
+    from lingvo_moe.runtimes.hlo import collectives
+
+    given = theta()
+    on_mesh = MoeOnMesh(layer(Dropless()).weights(), given, *load(0))
+    one_device = tf.function(functools.partial(gradients, layer(Ragged())), autograph=False)
+    results = {}
+    for name, (mesh, rung) in PROGRAMS.items():
+        function = functools.partial(gradients, layer(Dropless(block_size=4, rung=rung)))
+        program = on_mesh.compile(function, (*on_mesh.gradients, *STATS), mesh)
+        found = collectives(program.as_text())
+        loads, errors = [], []
+        for seed in range(30):
+            values, segments = load(seed)
+            got = on_mesh.run(program, values, segments)
+            expected = one_device(given, tf.constant(values), tf.constant(segments))
+            of_device = np.reshape(expected["choices"], [DEVICES, -1]).sum(axis=1)
+            fits = rung is None or got["rung"] <= rung
+            loads.append(
+                {
+                    "needed": got["rung"],
+                    "lost": got["lost"],
+                    "empty devices": int(np.sum(of_device == 0)),
+                }
+            )
+            if fits:
+                every = (_error(got[n], expected[n].numpy()) for n in on_mesh.gradients)
+                errors.append(max(every))
+        results[name] = {
+            "error": float(max(errors)),
+            "fitted": len(errors),
+            "loads": loads,
+            "rung": 99 if rung is None else rung,
+            "all-to-all": [c.bytes for c in found if c.kind == "all-to-all"],
+            "kinds": sorted({c.kind for c in found}),
+        }
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
