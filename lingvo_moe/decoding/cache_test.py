@@ -26,7 +26,7 @@ def test_caches_of_parents_by_hand():
     "options",
     [
         {"prefix": (8, 8), "forbidden": ((8, 10),), "no_repeat_ngram": 3, "beam_size": 32},
-        {"sampling": Sampling(temperature=2.0)},
+        pytest.param({"sampling": Sampling(temperature=2.0)}, marks=pytest.mark.slow),
         {"rules": HuggingFace(), "tokens": False},
         pytest.param(
             {"rules": HuggingFace(early_stopping=True), "tokens": False, "beam_size": 1},

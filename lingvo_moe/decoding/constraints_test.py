@@ -112,9 +112,12 @@ def test_xla_compiles_constraints():
     np.testing.assert_allclose(compiled.scores, expected.scores, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("beam_size", "sampling"), [(1, None), (4, Sampling(temperature=2.0))])
+@pytest.mark.parametrize(
+    ("beam_size", "sampling"),
+    [pytest.param(1, None, marks=pytest.mark.slow), (4, Sampling(temperature=2.0))],
+)
 def test_tokens_have_log_probs_and_the_source_that_they_looked_at(beam_size, sampling):
-    length = {"length_ratio": 1.0, "length_offset": 4}
+    length = {"length_ratio": 1.0, "length_offset": 4, "min_length": 3}
     request = request_of(beam_size=beam_size, n_best=3, tokens=True, sampling=sampling, **length)
     sources, seen = sentences([3, 6, 8, 8, 8]), set()
     output = tiny().output(sources, request)
@@ -126,10 +129,13 @@ def test_tokens_have_log_probs_and_the_source_that_they_looked_at(beam_size, sam
             np.testing.assert_allclose(log_probs[:length], expected, atol=1e-4)
             assert not log_probs[length:].any()
             if length:
+                assert length >= 3
                 np.testing.assert_allclose(sum(expected) / ((5 + length) / 6), score, 1e-4)
                 assert places == looked_at(source, [BOS, *ids[:-1]])
             seen |= set(places)
     assert len(seen) >= 3
+    for source, together in zip(sources, tiny().search(sources, request), strict=True):
+        assert_same(tiny().search([source], request)[0], together)
 
 
 def looked_at(source, inputs):

@@ -50,12 +50,19 @@ def among(model, tokens):
 SOURCES = [[5, 9, 8], [6, 9, 8, 17], [5, 12, 11, 10, 19, 18], [6, 7]]
 
 
+TEXTS: dict = {"prefix": (77, 9), "forbidden": ((12,), (14, 10), (99, 98))}
+
+
 @pytest.mark.parametrize(
-    ("beam_size", "cache"),
-    [(1, Flat()), (4, Flat()), pytest.param(4, Reordered(), marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize(
-    "texts", [{}, {"prefix": (77, 9), "forbidden": ((12,), (14, 10), (99, 98))}], ids=str
+    ("beam_size", "cache", "texts"),
+    [
+        (1, Flat(), {}),
+        (4, Flat(), TEXTS),
+        *[
+            pytest.param(*of, marks=pytest.mark.slow)
+            for of in [(1, Flat(), TEXTS), (4, Flat(), {}), (4, Reordered(), {})]
+        ],
+    ],
 )
 def test_equals_a_search_over_the_listed_tokens(model, shortlist, beam_size, cache, texts):
     search = {"length_ratio": 1.0, "length_offset": 3, "n_best": 3}
