@@ -60,6 +60,7 @@ def test_a_resumed_run_moves_as_the_whole_one():
         np.testing.assert_array_equal(state[name], value, name)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_scheduler_starts_one():
     static = start(local(), 4 * np.eye(MODEL, dtype=np.float32))
     runtime = Rebalanced(local(), TABLES, scheduler())

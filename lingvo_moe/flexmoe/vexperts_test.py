@@ -207,6 +207,7 @@ def test_what_does_not_fit(devices, per_device, groups, message):
 
 
 @pytest.mark.parametrize("dispatcher", [SLOTS, Ragged()], ids=["slots", "plain"])
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_in_other_slots(dispatcher):
     before = Local(task := Regression(dispatcher, groups=GROUPS), task.step())
     before.initialize(3)
@@ -249,6 +250,7 @@ def test_no_move_compiles_anything(mesh):
 
 
 @pytest.mark.parametrize("mesh", MESHES[1:])
+@pytest.mark.slow
 def test_a_placement_restores_onto_another_mesh(mesh):
     """Each mesh evaluates what the first one trained in its second round."""
     np.testing.assert_allclose(

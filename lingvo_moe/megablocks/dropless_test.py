@@ -33,7 +33,7 @@ from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.testing.tokens import tokens_of
 
 GROUPS, TOKENS, HIDDEN = 2, 6, 7
-DISPATCHERS = [Ragged(), Dropless(), Dropless(block_size=1), Dropless(block_size=5)]
+DISPATCHERS = [Ragged(), Dropless(block_size=1), Dropless(block_size=5)]
 
 
 def experts_of(num_experts, **changes):
@@ -47,7 +47,7 @@ def routings():
     shape = (GROUPS, TOKENS)
     everyone = np.ones(shape, bool)
     padded = np.broadcast_to(np.arange(TOKENS) < 4, shape)
-    for experts, choices in [(1, 1), (5, 4), (40, 2)]:
+    for experts, choices in [(1, 1), (9, 3)]:
         drawn = rng.permuted(np.tile(np.arange(experts), (*shape, 1)), axis=2)[..., :choices]
         last = np.broadcast_to(np.arange(experts)[-choices:], drawn.shape)
         some = rng.uniform(size=drawn.shape) < 0.5

@@ -100,6 +100,7 @@ def test_the_neediest_micro_batch_counts():
     assert lowest(state, NestedMap(inputs=tf.constant(inputs)))[1].needed_rung == 3
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_whole_run():
     runtime = Local(task := Regression(ON_RUNGS), task.step())
     runtime.initialize(3)

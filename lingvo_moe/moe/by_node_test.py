@@ -123,6 +123,7 @@ def test_rows_beyond_the_room_of_a_node_are_lost():
     assert 5.0 < found["lost"] < 0.2 * BATCH * LENGTH * K
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_finite_differences():
     moe, given = layer(BY_NODE, 4.0), theta()
     values, segments = (tf.constant(x[:8, :2]) for x in inputs())

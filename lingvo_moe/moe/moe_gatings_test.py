@@ -210,6 +210,7 @@ def test_aux_loss_is_one_at_balance_and_e_at_collapse(gating, num_experts):
 
 
 @pytest.mark.parametrize("gating", GATINGS, ids=str)
+@pytest.mark.slow
 def test_gradients_are_those_of_finite_differences(gating):
     # Logits half a unit apart and no two tokens alike: a small change keeps every order.
     rng = np.random.default_rng(3)

@@ -99,7 +99,7 @@ def assert_equals_algorithm_1(routing, logits, mask, capacity, random):
 
 @pytest.mark.parametrize(
     ("shape", "capacity", "padding"),
-    itertools.product(SHAPES, [1, 3, None], [0.0, 0.3]),
+    itertools.product(SHAPES, [1, None], [0.3]),
 )
 def test_equals_algorithm_1(shape, capacity, padding):
     rng = np.random.default_rng([*shape, capacity or 0, int(10 * padding)])

@@ -175,6 +175,7 @@ def test_scores_of_nothing_give_weights_of_nothing():
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_gradients_are_those_of_finite_differences(gating):
     rng = np.random.default_rng(3)
     apart = rng.permuted(np.tile(np.arange(4) * 0.5, (2, 5, 1)), axis=-1)
