@@ -43,7 +43,7 @@ demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported tra
 	  | paste $(DEMO)/three.txt - || (cat $(DEMO)/client.log; false)
 	@echo 'Open $(DEMO)/report/index.html'
 
-test: lint  ## lint, then the tests (8 to 18 minutes)
+test: lint  ## lint, then the tests (6 to 15 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup  ## the slow tests

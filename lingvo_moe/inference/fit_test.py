@@ -78,6 +78,7 @@ def test_after_training_the_best_checkpoint_has_penalties(trained):
     assert fit_penalties(model_dir, translator, dataset(), 2, lines.append) is translator
 
 
+@pytest.mark.slow
 def test_set_wins_over_what_is_fitted_and_another_beam_has_its_own(trained):
     model_dir = ModelDir.open(trained[0])
     translator, _ = load_translator(

@@ -49,6 +49,7 @@ def test_they_resume_and_their_report_serves_as_baseline(tmp_path):
     assert len(found.hypotheses("qta-en")) == 20
 
 
+@pytest.mark.slow
 def test_a_signal_ends_all_of_it(tmp_path, monkeypatch):
     next_batch = Prefetcher.next_batch
 

@@ -90,6 +90,7 @@ class TestUpcycling:
         gates = "encoder/layer_*/feed_forward/gate"
         assert [gates, f"{layers}", f"{layers * 128}", "drawn"] in words
 
+    @pytest.mark.slow
     def test_a_scan_becomes_layers_and_layers_a_scan(self, dense, tmp_path):
         scan = random_logdir(tmp_path / "scan", (*DENSE, "model.scan=True"))
         expected = logits(scan, stored(scan))
@@ -273,6 +274,7 @@ class TestTraining:
         "optimizer.rate_factors=(('encoder/',0),('embedding',0.1))",
     )
 
+    @pytest.mark.slow
     def test_a_run_starts_there_and_resumes_by_itself(self, dense, tmp_path):
         lines, logdir = [], tmp_path / "new"
 

@@ -140,6 +140,7 @@ def test_every_gating_trains_as_with_slots_for_all(gating):
             np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_xla_gives_the_same_and_never_has_the_weights_once_a_block():
     layer, theta = experts_of(3, activation=SwiGLU())
     inputs = random_inputs(GROUPS, 16)

@@ -55,6 +55,7 @@ def test_every_search_is_that_of_transformers(imported):
     testing.assert_same_searches(model_dir, testing.loaded(model_dir), source, Reordered())
 
 
+@pytest.mark.slow
 def test_import_export_import_gives_the_same_bytes(imported, tmp_path):
     source, model_dir = imported
     HuggingFace().export(model_dir, tmp_path / source.name)
@@ -76,6 +77,7 @@ def original(source):
     return {name: shard[name] for shard in shards for name in shard}
 
 
+@pytest.mark.slow
 def test_a_model_is_used_as_any_other(imported):
     source, model_dir = imported
     assert len(model_dir.tags) == (100 if source.name == "m2m100" else 202)

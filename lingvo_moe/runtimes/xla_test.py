@@ -54,6 +54,7 @@ def traced(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_batches_of_nearly_one_shape_share_a_program(traced):
     _, xla = runtimes("model.moe=None")
     for rows in (3, 4):

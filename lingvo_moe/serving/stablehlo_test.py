@@ -78,6 +78,7 @@ def test_so_do_other_gatings_routers_and_dispatchers(overrides, tmp_path):
     assert_trains_as_here(tmp_path, params(*overrides))
 
 
+@pytest.mark.slow
 def test_programs_are_for_any_platform(exported):
     from jax import export
 

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -41,6 +42,7 @@ def test_a_logdir_with_a_record_becomes_a_page(tmp_path):
     succeed("experts", f"--logdir={tmp_path}")
 
 
+@pytest.mark.slow
 def test_only_the_counts_of_dev_are_kept_for_pruning(tmp_path):
     model_dir = random_logdir(tmp_path / "model", SMALLEST)
 

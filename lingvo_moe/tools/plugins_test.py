@@ -123,6 +123,7 @@ def arrays(logdir, step):
         return {name: held[name] for name in held.files if name != "step"}
 
 
+@pytest.mark.slow
 def test_training_used_the_optimizer_the_schedule_and_the_router(logdir):
     """The second step has the rate 0.005, and every weight moves by it or has no gradient."""
     first, second = arrays(logdir, 1), arrays(logdir, 2)

@@ -177,6 +177,7 @@ def test_evaluation_gives_each_pair_its_task(model_of):
         assert list(output.hypotheses) == _translate(translator, output.sources, output.pair[:3])
 
 
+@pytest.mark.slow
 def test_the_translate_tool_passes_the_source_language_on(model_of):
     (model_dir, translator), sentences = model_of("source"), ["kara mira", "mira", "tolu kara"]
     flags = [f"--logdir={model_dir.path}", "--source_language=qto"]

@@ -137,6 +137,7 @@ class TestTranslations:
         assert [len(text) > 0 for text in theirs] == [True, True, False, True, True]
         assert theirs == ours
 
+    @pytest.mark.slow
     def test_of_a_dense_model_with_heads_of_another_size(self, tmp_path):
         overrides = ("model.moe=None", "model.head_dim=4", "model.activation=GELU()")
         model_dir = trained(tmp_path / "dense", *overrides)
@@ -161,6 +162,7 @@ class TestTranslations:
         assert seen[0][0] > 1024
 
     @pytest.mark.parametrize("least", [5, 99])
+    @pytest.mark.slow
     def test_with_the_params_of_decoding(self, by_task, tmp_path, least):
         overrides = [f"decoding.min_length={least}", "decoding.no_repeat_ngram=1"]
         searched = by_task.with_overrides(overrides)

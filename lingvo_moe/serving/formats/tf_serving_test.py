@@ -107,6 +107,7 @@ def test_the_client_prints_the_model_s_translations(exported, server, call):
     assert names == {"count_pieces", "serving_default"}
 
 
+@pytest.mark.slow
 def test_the_exported_program_needs_only_python(exported, url):
     model = Exported(exported / "1")
     ((best,),) = model.translate(["kara mi"])
