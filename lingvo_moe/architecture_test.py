@@ -1,4 +1,4 @@
-"""Imports between packages: the table of docs/dev/architecture.md equals the code's."""
+"""Imports between packages: the table of docs/architecture.md equals the code's."""
 
 import ast
 import functools
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent
-PAGE = PACKAGE.parent / "docs" / "dev" / "architecture.md"
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
 PACKAGES = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
 
