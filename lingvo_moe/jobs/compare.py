@@ -111,16 +111,15 @@ def compare(
             )
             train_model(job)
             scores = logdir / _REPORT
-            if split and not (scores / REPORT_FILE).exists():
-                evaluate(
-                    ModelDir.open(logdir), dataset, scores, make_runtime, job.report, split=split
-                )
+            known = (scores / REPORT_FILE).exists() and load_report(scores).split
+            if split and known != split:
+                of = ModelDir.open(logdir), dataset, scores, make_runtime, job.report
+                evaluate(*of, split=split, overwrite=True)
             runs[setting.name, seed] = {
                 "row": setting.name,
                 "seed": seed,
                 "model": setting.model,
                 "set": [*overrides, *setting.overrides],
-                "split": split,
                 **measure(logdir),
             }
             ordered = sorted(runs.values(), key=lambda run: (run["row"], run["seed"]))
@@ -149,7 +148,7 @@ def measure(logdir: Path) -> dict[str, Any]:
         step_seconds: median time of a step, without compiling and evaluations.
         drop_rate: percent of the choices of experts that found no room, mean over the layers and
             the last tenth of training; None without experts.
-        bleu, chrf: means over the pairs of the report, if there is one.
+        split, bleu, chrf: of the report, if there is one; the scores are means over its pairs.
         pairs: pair -> [train examples, BLEU, chrF++], if there is a report.
     """
     scalars = read_scalars(logdir / "events")
@@ -172,6 +171,7 @@ def measure(logdir: Path) -> dict[str, Any]:
     }
     if (logdir / _REPORT).exists():
         scored = load_report(logdir / _REPORT)
+        found["split"] = scored.split
         found["bleu"], found["chrf"] = scored.averages["all"].bleu, scored.averages["all"].chrf
         found["pairs"] = {
             one.pair: [one.train_examples, round(one.bleu, 2), round(one.chrf, 2)]

@@ -26,6 +26,8 @@ def test_runs_are_made_once_and_averaged(tmp_path):
     assert runs([2], "dev")[0] == first[0]
     one, two = runs([1, 2])
     assert len(two["pairs"]) > 1  # also where the translations were scored before
+    assert two["split"] == "dev"
+    assert runs([2], "test")[1]["split"] == "test"  # other scores replace those of dev
     assert (one["seed"], two["seed"]) == (1, 2)
     assert sum("step 4/4" in line for line in lines) == 2  # each was trained once
     scalars = read_scalars(tmp_path / "top-1" / "2" / "events")
