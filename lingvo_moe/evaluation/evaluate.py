@@ -10,6 +10,7 @@ Such a directory also serves as the baseline of another evaluation.
 
 import dataclasses
 import pathlib
+import types
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -40,6 +41,7 @@ def write_report(
     pivot: str | None = None,
     chosen_tokenizers: Mapping[str, str] | None = None,
     metrics: Sequence[Metric] = (),
+    made_from: Mapping[str, str] = types.MappingProxyType({}),
     bootstrap_samples: int = BOOTSTRAP_SAMPLES,
 ) -> Report:
     """Scores translations and writes the report with its plot, page and texts.
@@ -56,6 +58,7 @@ def write_report(
         chosen_tokenizers: pair -> sacreBLEU's name of a tokenizer for BLEU; None for the default of
             each target language.
         metrics: further scores; see metrics.base.prepare_metrics.
+        made_from: name -> text, shown on the page: date, command, data, params.
         bootstrap_samples: resamples of a test set for a p-value.
 
     Raises:
@@ -98,7 +101,7 @@ def write_report(
     for output in outputs:
         write_hypotheses(directory, split, output)
     plot = draw_plot(report)
-    parts = page_parts(report, outputs, hypotheses, plot)
+    parts = page_parts(report, outputs, hypotheses, plot, made_from)
     write_page(directory, format_model(report), parts, {"delta_bleu": plot})
     save_report(report, directory)
     return report

@@ -32,7 +32,9 @@ def page(tmp_path):
         )
         for score in report.pairs
     ]
-    parts_of_page = page_parts(report, outputs, {"a-en": ["theirs <i>"] * 4}, PNG)
+    parts_of_page = page_parts(
+        report, outputs, {"a-en": ["theirs <i>"] * 4}, PNG, {"Command": "run <it>"}
+    )
     write_page(tmp_path, format_model(report), parts_of_page, {})
     return (tmp_path / "index.html").read_text("utf-8")
 
@@ -51,6 +53,7 @@ def test_texts_are_escaped_and_come_out_whole(page):
     assert cells.count("ours & <b>more</b>") == 9
     assert cells.count("theirs <i>") == 3  # only a-en has the baseline's translations
     assert any("against base&line" in cell for cell in cells)
+    assert "run <it>" in cells
 
 
 def test_shows_scores_signatures_and_colours(page):

@@ -296,6 +296,7 @@ def page_parts(
     outputs: Sequence[PairOutput],
     theirs: Mapping[str, Sequence[str] | None],
     plot: bytes,
+    made_from: Mapping[str, str],
 ) -> list[str]:
     """The parts of the page as HTML.
 
@@ -304,6 +305,7 @@ def page_parts(
         outputs: the translations behind the scores, for samples.
         theirs: pair -> the translations of the baselines, if there are any.
         plot: the PNG.
+        made_from: name -> text, of what a reader needs to make the report again.
     """
     against = f", against {escape(report.baseline_model)}" if report.baseline_model else ""
     return [
@@ -317,6 +319,8 @@ def page_parts(
         *_matrix(report),
         "<h2>Samples</h2>",
         *(_samples(output, theirs.get(output.pair)) for output in _sampled(report, outputs)),
+        "<h2>How it was made</h2>" if made_from else "",
+        *(f"<h3>{escape(name)}</h3><pre>{escape(text)}</pre>" for name, text in made_from.items()),
     ]
 
 

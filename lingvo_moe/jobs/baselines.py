@@ -23,7 +23,7 @@ from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import REPORT_FILE, Report, load_report
 from lingvo_moe.inference.translator import Translator
-from lingvo_moe.jobs.evaluation import load_translator, references_of, translate_split
+from lingvo_moe.jobs.evaluation import load_translator, made_from, references_of, translate_split
 from lingvo_moe.jobs.floor import train_texts
 from lingvo_moe.jobs.training import TrainingJob, run_training, train_step
 from lingvo_moe.system import lock
@@ -89,7 +89,14 @@ def train_baselines(
     ]
     name = f"best of {', '.join(names)}" if len(jobs) > 1 else names[0]
     with new_directory(output, MAKER, overwrite=True) as directory:
-        return write_report(outputs, directory, model=name, checkpoint_step=None, split=split)
+        return write_report(
+            outputs,
+            directory,
+            model=name,
+            checkpoint_step=None,
+            split=split,
+            made_from=made_from(dataset),
+        )
 
 
 def _with_train_lines(job: TrainingJob, report) -> list[str]:

@@ -1,12 +1,16 @@
 """Evaluates a trained model on a split: checks everything, translates, writes the report."""
 
 import dataclasses
+import datetime
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from lingvo_moe.config.fields import list_of
+from lingvo_moe.config.fields import Params, list_of
+from lingvo_moe.config.params import to_text
 from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.lengths import amount
 from lingvo_moe.data.mixture import identity
@@ -118,10 +122,26 @@ def evaluate(
             pivot=pivot,
             chosen_tokenizers=chosen,
             metrics=ready,
+            made_from=made_from(dataset, model_dir.params),
         )
     for line in length_warnings({one.pair: one.measures["length_ratio"] for one in made.pairs}):
         report(line)
     return made
+
+
+def made_from(dataset: Dataset, params: Params | None = None) -> dict[str, str]:
+    """What a reader of a report needs to make it again: name -> text.
+
+    Args:
+        dataset: the data.
+        params: of the model; None if each pair has a model of its own.
+    """
+    return {
+        "Date": datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
+        "Command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "Data": f"{dataset.directory}, SHA-256 {dataset.sha256}",
+        **({"Params": to_text(params)} if params else {}),
+    }
 
 
 def references_of(
