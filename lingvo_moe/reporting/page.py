@@ -26,7 +26,8 @@ th:first-child, td:first-child { text-align: left; white-space: nowrap; }
 .texts th, .texts td { text-align: start; vertical-align: top; }
 .texts td:first-child { opacity: .65; white-space: normal; }
 img { max-width: 100%; background: white; border-radius: 4px; }
-code, pre { font-size: .85em; } pre { white-space: pre-wrap; overflow-wrap: anywhere; } .mark { opacity: .65; }
+code, pre { font-size: .85em; } .mark { opacity: .65; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 """
 
 
