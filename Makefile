@@ -47,6 +47,7 @@ test: lint  ## lint, then the tests (6 to 15 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup  ## the slow tests
+	$(BIN)/python -m pip install --quiet --editable '.[slow]'
 	$(BIN)/python -m pytest -m slow
 
 lint: setup  ## ruff: check and format; mypy: types

@@ -1,47 +1,52 @@
-"""What is imported is required by setup.py."""
+"""What is imported is required, and every tool has a script, in pyproject.toml."""
 
 import ast
 import importlib.metadata
 import itertools
 import re
-import runpy
 import sys
+import tomllib
 from pathlib import Path
 
-import pytest
-import setuptools
-
 ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 
 
-@pytest.fixture
-def given(monkeypatch):
-    """What setup.py gives to setuptools."""
-    found = {}
-    monkeypatch.setattr(setuptools, "setup", lambda **options: found.update(options))
-    runpy.run_path(str(ROOT / "setup.py"))
-    return found
-
-
-def test_every_package_that_is_imported_is_required(given):
-    extras = itertools.chain(*given["extras_require"].values())
-    required = {*given["install_requires"], *extras}
-    names = {re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for text in required}
+def test_every_package_that_is_imported_is_required():
+    names = _names([*PROJECT["dependencies"], *itertools.chain(*EXTRAS.values())])
     distributions = importlib.metadata.packages_distributions()
     for path in (ROOT / "lingvo_moe").rglob("*.py"):
         for package in _imported(path) - sys.stdlib_module_names - {"lingvo_moe"}:
             known = {
                 name.lower().replace("_", "-") for name in distributions.get(package, (package,))
             }
-            assert known & names, f"{path} imports {package}, which setup.py does not require"
+            assert known & names, f"{path} imports {package}, which pyproject.toml does not require"
 
 
-def test_the_tested_versions_cover_what_is_required(given):
-    needed = [*given["install_requires"], *given["extras_require"]["dev"]]
+def test_the_tested_versions_cover_what_is_required():
+    here, *others = EXTRAS["dev"]
+    extras = re.fullmatch(r"lingvo-moe\[(.+)\]", here)[1].split(",")
+    needed = [*PROJECT["dependencies"], *others, *itertools.chain(*(EXTRAS[e] for e in extras))]
     pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     known = {name.lower().replace("_", "-") for name in pinned}
-    names = {re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for text in needed}
-    assert names - known <= {"setuptools"}  # pip freeze leaves it out
+    assert _names(needed) - known <= {"setuptools"}  # pip freeze leaves it out
+
+
+def test_every_tool_has_a_script():
+    tools = {
+        path.stem
+        for path in (ROOT / "lingvo_moe" / "tools").glob("*.py")
+        if "\n@common.tool(" in path.read_text()
+    }
+    assert set(PROJECT["scripts"].items()) == {
+        (f"lingvo-moe-{tool.strip('_')}", f"lingvo_moe.tools.{tool}:main") for tool in tools
+    }
+
+
+def _names(requirements):
+    """The names of required distributions."""
+    return {re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for text in requirements}
 
 
 def _imported(path):

@@ -13,7 +13,7 @@ from lingvo_moe.testing.commands import error_of, run_tool, succeed
 from lingvo_moe.tools import common
 from lingvo_moe.tools.common import NAMES, Flag
 
-# As setup.py finds what becomes a console script.
+# The modules that are tools; the others are what tools share.
 TOOLS = sorted(
     path.stem
     for path in Path(common.__file__).parent.glob("[a-z]*.py")
