@@ -5,6 +5,7 @@ C caches with P positions, each of Q hypotheses; see decoding/cache.py.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -253,14 +254,12 @@ def _run(step_fn, step, rows, until, request, leave=False):
         enough = 4 * alive > 3 * tf.size(rows.sentence) if leave else alive > 0
         return (step < until) & enough
 
-    def advance(step, rows):
-        return step + 1, _advance(step_fn, step, rows, request)
-
+    advance = functools.partial(_advance, step_fn, request)
     return tf.while_loop(unfinished, advance, (step, rows), shape_invariants=_shapes((step, rows)))
 
 
-def _advance(step_fn, step, rows, request):
-    """One step of all sentences."""
+def _advance(step_fn, request, step, rows):
+    """One step of all sentences; returns the next step and the rows after it."""
     living, constraints, sharing = rows.living, _constraints(request), request.sharing
     visible = living.visible | own_positions(step, living.visible, sharing)
     by_cache = tf.reshape(visible, [-1, sharing, tf.shape(visible)[2]])
@@ -283,7 +282,7 @@ def _advance(step_fn, step, rows, request):
         log_probs=tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs),
         places=constraints.after(living.places, living.newest, step),
     )
-    return rows._replace(caches=caches, living=living, best=best)
+    return step + 1, rows._replace(caches=caches, living=living, best=best)
 
 
 class _Scored(NamedTuple):

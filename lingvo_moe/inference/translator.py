@@ -208,12 +208,10 @@ class Translator:
         """
         check_texts("sentences", sentences)
         prefix = self.prefix(source_language, target_language)
-        if (own := self.into(target_language)) is not self:
-            given = sentences, target_language, source_language, progress, warn, first_line
-            return own(*given)
+        own = self.into(target_language)
         sentences = list(sentences)  # indices of a pandas.Series are labels
         task = self.task_id(source_language, target_language)
-        if self.request.shortlist and prefix[0] not in self.request.shortlist.tags:
+        if own.request.shortlist and prefix[0] not in own.request.shortlist.tags:
             raise ValueError(
                 f"The shortlist of this model has no tokens of {target_language!r}: no training "
                 f"data were counted. Leave decoding.shortlist out."
@@ -225,16 +223,16 @@ class Translator:
         if any(counts.values()):
             warn(cut_warning({i: count for i, count in counts.items() if count}))
         found: dict[tuple[int, int], list[TranslatedPart]] = {}
-        for request, parts in self._by_request(split).items():
+        for request, parts in own._by_request(split).items():
             encoded = [[*prefix, *ids, EOS] for _, ids in parts]
-            for batch, ids, lengths in padded_batches(encoded, self.decoding.batch_tokens):
+            for batch, ids, lengths in padded_batches(encoded, own.decoding.batch_tokens):
                 output = self.translate_ids(ids, lengths, np.full_like(lengths, task), request)
                 places, sources = zip(*(parts[i] for i in batch), strict=True)
-                found |= dict(zip(places, self._found(output, sources), strict=True))
+                found |= dict(zip(places, own._found(output, sources), strict=True))
                 progress(sum(number == 0 for _, number in places))
-        penalty = None if self.penalties else self._penalty  # translation n is that of penalty n
+        penalty = None if self.penalties else own._penalty  # translation n is that of penalty n
         asked = sentences, target_language, self.forms
-        return translations_of(*asked, split, found, penalty, self.request.count)
+        return translations_of(*asked, split, found, penalty, own.request.count)
 
     def stream(
         self,

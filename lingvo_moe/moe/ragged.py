@@ -48,25 +48,26 @@ class Ragged(AnyShape):
         sizes = _round_up(counts, inputs.dtype)
         most = tf.reduce_max(sizes)
 
-        def together(rows):
-            rows = tf.reshape(rows, [num_experts, most, model_dim])
-            return tf.reshape(experts.together(rows), [-1, model_dim])
-
-        def one_by_one(rows):
-            runs = tf.split(rows, sizes, num=num_experts)
-            pairs = zip(experts.one_by_one(), runs, strict=True)
-            return tf.concat([expert(run) for expert, run in pairs], axis=0)
-
-        def on_runs(sizes, compute):
+        def in_runs(sizes):
             slot, choice = _in_runs(order, counts, sizes)
             slot = tf.reshape(slot, tf.shape(weight))
-            outputs = compute(permute(tokens, slot, choice))
+            return permute(tokens, slot, choice), slot, choice
+
+        def out_of_runs(outputs, slot, choice):
             return combine(outputs, weight, slot, choice), slot < tf.size(choice)
 
+        def together():
+            rows, *runs = in_runs(tf.fill(tf.shape(counts), most))
+            outputs = experts.together(tf.reshape(rows, [num_experts, most, model_dim]))
+            return out_of_runs(tf.reshape(outputs, [-1, model_dim]), *runs)
+
+        def one_by_one():
+            rows, *runs = in_runs(sizes)
+            pairs = zip(experts.one_by_one(), tf.split(rows, sizes, num=num_experts), strict=True)
+            return out_of_runs(tf.concat([expert(run) for expert, run in pairs], axis=0), *runs)
+
         outputs, computed = tf.cond(
-            faster_together(sizes, experts.separate_rows),
-            lambda: on_runs(tf.fill(tf.shape(counts), most), together),
-            lambda: on_runs(sizes, one_by_one),
+            faster_together(sizes, experts.separate_rows), together, one_by_one
         )
         stats = NestedMap(lost=lost(routing, computed))
         return Dispatched(tf.reshape(outputs, tf.shape(inputs)), stats)

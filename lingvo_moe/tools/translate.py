@@ -9,6 +9,8 @@ With --score it prints log P of given translations instead:
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --score=test.en < test.de
 """
 
+import functools
+import itertools
 import json
 import os
 import re
@@ -85,7 +87,7 @@ def main(arguments: list[str]) -> None:
     elif model_dir and (shards := _shards()):
         _translate_shards(model_dir, shards)
     else:
-        _translate_stream(model_dir, arguments)
+        _write(_output(FLAGS.input), _translations(model_dir, arguments))
 
 
 def _check_names() -> None:
@@ -168,12 +170,10 @@ def _share_machine(index: int, count: int) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)  # several processes may share it
 
 
-def _translate_stream(model_dir: ModelDir | None, arguments: Sequence[str]) -> None:
-    output = _output(FLAGS.input)
+def _translations(model_dir: ModelDir | None, arguments: Sequence[str]) -> Iterator[str]:
     sentences, total = _sentences(arguments)
     translator = _load(model_dir).translator(**({} if model_dir else _options()))
-    lines = _lines(translator, sentences, Progress(common.report, total), common.report)
-    _write(output, lines)
+    return _lines(translator, sentences, Progress(common.report, total), common.report)
 
 
 def _score_stream(model_dir: ModelDir | None, arguments: Sequence[str]) -> None:
@@ -236,9 +236,9 @@ def _lines(
 ) -> Iterator[str]:
     """Translations, one a line; options are those of `Translator.stream`."""
     results = translator.stream(sentences, FLAGS.to, FLAGS.source_language, *options)
-    tokens, n_best = translator.decoding.tokens, translator.decoding.n_best
-    scores = FLAGS.scores or n_best > 1
-    return (_format(t, tokens, scores) for translations in results for t in translations)
+    scores = FLAGS.scores or translator.decoding.n_best > 1
+    form = functools.partial(_format, translator.decoding.tokens, scores)
+    return map(form, itertools.chain.from_iterable(results))
 
 
 def _overrides() -> list[str]:
@@ -298,7 +298,7 @@ def _format_score(text: str, score: Score, tokens: bool) -> str:
     return f"{score.log_prob:.4f}\t{text}\n"
 
 
-def _format(translation: Translation, tokens: bool, score: bool) -> str:
+def _format(tokens: bool, score: bool, translation: Translation) -> str:
     """A line of the output: JSON with the tokens, or the text, with its score if requested."""
     if tokens:
         return json.dumps(translation.as_json(tokens), ensure_ascii=False) + "\n"
