@@ -82,7 +82,6 @@ bench: setup $(PEERS)/.ready  ## measure training speed: the tables of benchmark
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/moe_layer.py
 	$(BIN)/python benchmarks/block_sparse.py build/block_sparse --export=float32
-	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/training_step.py
 
 bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## measure decoding speed, with CTranslate2 and Hugging Face

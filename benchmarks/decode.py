@@ -60,9 +60,6 @@ def main() -> None:
             script = "decode_ctranslate2.py"
             return Peer(PEERS_PYTHON, script, args.threads, weights, compute_type)
 
-        def products(model):
-            return Peer(sys.executable, "decode_products.py", args.threads, model)
-
         checkpoint = str(Path(directory) / "nllb_moe")
 
         def hugging_face(*arguments):
@@ -74,7 +71,6 @@ def main() -> None:
         starts = {
             SAME: lambda: ours("model.moe=None", path=weights),
             "ours (dense) by XLA": lambda: ours("model.moe=None", runtime="xla"),
-            "matrix products alone": lambda: products("dense"),
             "CTranslate2 (float32)": lambda: ctranslate2("float32"),
             "CTranslate2 (int8)": lambda: ctranslate2("int8"),
             "Hugging Face M2M-100": hugging_face,
@@ -82,7 +78,6 @@ def main() -> None:
             "ours (8 experts)": lambda: ours(),
             "ours (8 experts) by XLA": lambda: ours(runtime="xla"),
             "ours (64 experts)": lambda: ours("model.moe.num_experts=64"),
-            "matrix products alone (8 experts)": lambda: products("experts"),
             "Hugging Face NLLB-MoE (8 experts)": lambda: hugging_face(checkpoint),
             "ours (imported NLLB-MoE)": lambda: imported("local"),
             "ours (imported NLLB-MoE) by XLA": lambda: imported("xla"),
