@@ -176,10 +176,12 @@ def annotate(tensor: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     return tile(tensor, assignment(dims, tuple(tensor.shape), mesh, rules[at_rest]), mesh)
 
 
-def active() -> tuple[Mesh, Rules] | None:
-    """The current mesh and rules; None outside of `use_mesh`."""
-    here = _active.get()
-    return here[:2] if here else None
+def active(at_rest: bool = False) -> tuple[Mesh, Rules] | None:
+    """The current mesh and rules, as for `annotate`; None outside of `use_mesh`."""
+    if (here := _active.get()) is None:
+        return None
+    mesh, *rules = here
+    return mesh, rules[at_rest]
 
 
 def num_pieces(letter: str) -> int:

@@ -83,6 +83,7 @@ def manual(
     tensors: Sequence[tf.Tensor],
     dims: Sequence[str],
     result_dims: str | Sequence[str],
+    at_rest: bool = False,
 ) -> Any:
     """A manual region, which XLA does not partition: function runs on the pieces of each device.
 
@@ -95,15 +96,18 @@ def manual(
         tensors: of static shapes.
         dims, result_dims: one letter a dimension; the current rules give the sharding. For several
             results a sequence of letters.
+        at_rest: whether the pieces are those of weights and slots between steps.
 
     Raises:
         ValueError: as `assignment`, or a tensor does not divide into equal pieces.
     """
-    if (here := active()) is None:
+    if (here := active(at_rest)) is None:
         return function(*tensors)
     mesh, rules = here
     if isinstance(result_dims, str):
-        (result,) = manual(lambda *pieces: [function(*pieces)], tensors, dims, [result_dims])
+        (result,) = manual(
+            lambda *pieces: [function(*pieces)], tensors, dims, [result_dims], at_rest
+        )
         return result
 
     @custom_gradient

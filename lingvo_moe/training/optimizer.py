@@ -268,17 +268,20 @@ def zeros_like(spec: WeightSpec, without: int | None = None) -> WeightSpec:
     return WeightSpec(shape, Constant(0.0), "".join(spec.dims[axis] for axis in kept))
 
 
-def clip_by_global_norm(grads: NestedMap, max_norm: float | None) -> tuple[NestedMap, tf.Tensor]:
+def clip_by_global_norm(
+    grads: NestedMap, max_norm: float | None, counted: NestedMap | None = None
+) -> tuple[NestedMap, tf.Tensor]:
     """Clips the gradient of all weights together to max_norm (Pascanu et al. 2013).
 
     Args:
         grads: float32 tensors.
         max_norm: bound on the global norm; None for no bound.
+        counted: the gradients that the norm is of; None for `grads`.
 
     Returns:
-        The gradient, and its norm before clipping, float32 []; not finite if the gradient is not.
+        The gradient, and the norm before clipping, float32 []; not finite if the gradient is not.
     """
-    norm = tf.linalg.global_norm([grad for _, grad in grads.flatten()])
+    norm = tf.linalg.global_norm([grad for _, grad in (counted or grads).flatten()])
     if max_norm is None:
         return grads, norm
     scale = max_norm / tf.maximum(norm, max_norm)

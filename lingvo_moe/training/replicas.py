@@ -16,13 +16,16 @@ import tensorflow as tf
 from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.tables import EXPERTS, PLACEMENT, TableSpec
+from lingvo_moe.sbp.annotations import annotate, num_pieces
+from lingvo_moe.sbp.gshard import manual
 from lingvo_moe.training.lazy import Permuted
 
 
 def sum_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
-    """The gradient of each expert: the sum over its slots.
+    """The gradient of each slot's expert: the sum over the expert's slots.
 
-    So the norm of the gradient, used for clipping, is that of a model without replicas.
+    Slots of one device are summed there. Experts on several devices follow in ascending order, each
+    with an AllReduce of one expert's gradients; other experts need none.
 
     Args:
         grads: of the weights, in slots [P, …].
@@ -30,33 +33,132 @@ def sum_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> Nes
         weights: WeightSpecs of both.
 
     Returns:
-        grads with [E, …] instead of slots. Gradients of empty slots are ignored.
+        grads, the same for all slots of an expert, bit for bit; zero for empty slots.
+    """
+    given, specs = dict(grads.flatten()), dict(weights.flatten())
+    values, places = dict(tables.flatten()), _places(weights)
+    for table in places.values():
+        paths = [path for path in given if _table_of(path, places) == table]
+        dims = [specs[path].dims for path in paths]
+        slots = _Shared.of(values[table], specs[table].num_experts, dims)
+        given.update(zip(paths, slots.sum([given[path] for path in paths]), strict=True))
+    return NestedMap.unflatten(given)
+
+
+def count_once(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
+    """The result of `sum_replicas` with zeros in all slots of an expert but the first.
+
+    So the norm of the gradient, used for clipping, is that of a model without replicas.
+    """
+    values, places = dict(tables.flatten()), _places(weights)
+
+    def first(path, grad):
+        if (table := _table_of(path, places)) is None:
+            return grad
+        experts = tf.reshape(values[table], [-1])
+        counts = (_first_alike(experts) == tf.range(experts.shape[0])) & (experts >= 0)
+        return tf.where(_beside(counts, grad), grad, 0.0)
+
+    return NestedMap.unflatten({path: first(path, grad) for path, grad in grads.flatten()})
+
+
+class _Shared(NamedTuple):
+    """Which slots share an expert; d devices that slots are split over, s slots of each.
+
+    Attributes:
+        dims: of the gradients.
+        first: int32 [d, s], the first slot on the device with the same expert; -1 for empty slots.
+        at: int32 [d, E], the first slot with each expert on the device; s for none.
+        number: int32 [E], the number of experts up to each that are on several devices.
     """
 
-    def add(grad, experts, spec):
-        return tf.math.unsorted_segment_sum(grad, experts, spec.num_experts)
+    dims: list[str]
+    first: tf.Tensor
+    at: tf.Tensor
+    number: tf.Tensor
 
-    return _on_slots(add, grads, tables, weights)
+    @classmethod
+    def of(cls, placement: tf.Tensor, num_experts: int, dims: list[str]) -> "_Shared":
+        table = tf.reshape(placement, [num_pieces("E"), -1])
+        held = table[:, None] == tf.range(num_experts)[:, None]  # [d, E, s]
+        holds = tf.reduce_any(held, axis=2)
+        at = tf.argmax(tf.cast(held, tf.int32), axis=2, output_type=tf.int32)
+        several = tf.reduce_sum(tf.cast(holds, tf.int32), axis=0) > 1
+        return cls(
+            dims=dims,
+            first=tf.where(table >= 0, _first_alike(table), -1),
+            at=tf.where(holds, at, table.shape[1]),
+            number=tf.cumsum(tf.cast(several, tf.int32)),
+        )
+
+    def sum(self, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over slots, in all slots."""
+        grads = self._by_hand(_add_to_first, self.first, grads)
+        if num_pieces("E") > 1:
+            _, grads = tf.while_loop(
+                lambda i, _: i < self.number[-1],
+                lambda i, grads: (i + 1, self._over_devices(i, grads)),
+                (tf.constant(0), grads),
+                parallel_iterations=1,
+            )
+        return self._by_hand(_copy_first, self.first, grads)
+
+    def _over_devices(self, i, grads):
+        """The gradients after the sum over devices for the i-th expert on several."""
+        expert = tf.argmax(tf.cast(self.number > i, tf.int32))
+        at = tf.gather(self.at, expert, axis=1)
+        rows = self._by_hand(_take, at, grads)
+        totals = [
+            annotate(tf.reduce_sum(row, axis=0), dims[1:], at_rest=True)
+            for row, dims in zip(rows, self.dims, strict=True)
+        ]
+        return self._by_hand(_put, at, grads, totals)
+
+    def _by_hand(self, function, places, grads, totals=()):
+        """function(places of a device, its gradients, totals) on each device."""
+        letters = [f"E{'.' * (places.shape.rank - 1)}", *self.dims]
+        letters += [dims[1:] for dims in self.dims] if totals else []
+
+        def run(places, *pieces):
+            place, count = tf.squeeze(places, 0), len(grads)
+            return [function(place, *pieces[i::count]) for i in range(count)]
+
+        return manual(run, [places, *grads, *totals], letters, self.dims, at_rest=True)
 
 
-def copy_to_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
-    """The inverse of `sum_replicas`: every slot gets the gradient of its expert, bit for bit.
+def _add_to_first(first, grad):
+    """Each slot's gradient added to that of the first slot with the same expert, where it stays."""
+    return tf.math.unsorted_segment_sum(grad, first, grad.shape[0])
 
-    Args:
-        grads: from `sum_replicas`.
-        tables: as for `sum_replicas`.
-        weights: as for `sum_replicas`.
 
-    Returns:
-        grads in slots; zero for empty ones.
-    """
+def _take(at, grad):
+    """[1, …], the gradient at this slot; zero for none."""
+    row = tf.gather(grad, tf.minimum(at, grad.shape[0] - 1)[None])
+    return tf.where(at < grad.shape[0], row, 0.0)
 
-    def give(grad, experts, _):
-        rows = tf.gather(grad, tf.maximum(experts, 0))
-        filled = tf.reshape(experts >= 0, [-1] + [1] * (grad.shape.rank - 1))
-        return tf.where(filled, rows, 0.0)
 
-    return _on_slots(give, grads, tables, weights)
+def _put(at, grad, total):
+    """The gradients with the total at this slot, if there is one."""
+    place = tf.minimum(at, grad.shape[0] - 1)
+    row = tf.where(at < grad.shape[0], total, grad[place])
+    return tf.tensor_scatter_nd_update(grad, place[None, None], row[None])
+
+
+def _copy_first(first, grad):
+    """In each slot the gradient of the first one with the same expert; zero in empty ones."""
+    rows = tf.gather(grad, tf.maximum(first, 0))
+    return tf.where(_beside(first >= 0, grad), rows, 0.0)
+
+
+def _first_alike(table):
+    """int32 [..., s], the index of the first equal element."""
+    same = tf.cast(table[..., :, None] == table[..., None, :], tf.int32)
+    return tf.argmax(same, axis=-1, output_type=tf.int32)
+
+
+def _beside(of_slot, grad):
+    """[s] in a shape that broadcasts with [s, …]."""
+    return tf.reshape(of_slot, [-1] + [1] * (grad.shape.rank - 1))
 
 
 def tensors_to_move(table: str, weights: NestedMap, memory: NestedMap) -> dict[str, WeightSpec]:
@@ -184,22 +286,6 @@ def move_rows(tensor: tf.Tensor, targets: tf.Tensor, sources: tf.Tensor) -> tf.T
     row = tf.argmax(tf.cast(hit, tf.int32), axis=1, output_type=tf.int32)
     takes = tf.reshape(tf.reduce_any(hit, axis=1), [-1] + [1] * (tensor.shape.rank - 1))
     return tf.where(takes, tf.gather(rows, row), tensor)
-
-
-def _on_slots(function, grads, tables, weights):
-    """The grads, where slots are changed by function(grad, expert in each slot, table's spec)."""
-    places = _places(weights)
-    if not places:
-        return grads
-    values, specs = dict(tables.flatten()), dict(weights.flatten())
-
-    def change(path, grad):
-        table = _table_of(path, places)
-        if table is None:
-            return grad
-        return function(grad, tf.reshape(values[table], [-1]), specs[table])
-
-    return NestedMap.unflatten({path: change(path, grad) for path, grad in grads.flatten()})
 
 
 def _places(weights: NestedMap) -> dict[str, str]:

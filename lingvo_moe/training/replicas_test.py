@@ -7,7 +7,7 @@ from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.tables import Fixed, TableSpec
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.replicas import (
-    copy_to_replicas,
+    count_once,
     move_rows,
     relocate_experts,
     rounds,
@@ -30,16 +30,13 @@ GRADS = NestedMap(
 )
 
 
-def test_an_experts_gradient_is_the_sum_over_its_slots():
-    total = sum_replicas(GRADS, PLACED, WEIGHTS)
-    np.testing.assert_array_equal(total.moe.experts.wi, [[5] * 3, [2] * 3])  # 1 + 4; 2
-    np.testing.assert_array_equal(total.gate, [7, 7, 7])
-
-
-def test_every_slot_gets_its_experts_and_an_empty_one_nothing():
-    grads = copy_to_replicas(sum_replicas(GRADS, PLACED, WEIGHTS), PLACED, WEIGHTS)
+def test_every_slot_gets_the_sum_of_its_experts_and_an_empty_one_nothing():
+    grads = sum_replicas(GRADS, PLACED, WEIGHTS)
     np.testing.assert_array_equal(grads.moe.experts.wi, [[5] * 3, [2] * 3, [5] * 3, [0] * 3])
     np.testing.assert_array_equal(grads.gate, [7, 7, 7])
+    once = count_once(grads, PLACED, WEIGHTS)
+    np.testing.assert_array_equal(once.moe.experts.wi, [[5] * 3, [2] * 3, [0] * 3, [0] * 3])
+    np.testing.assert_array_equal(once.gate, [7, 7, 7])
 
 
 def apply(source, width):

@@ -14,7 +14,7 @@ from lingvo_moe.nn.tables import merge_trees, select_state
 from lingvo_moe.nn.zeros import runtime_zeros
 from lingvo_moe.sbp import copies
 from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm
-from lingvo_moe.training.replicas import copy_to_replicas, sum_replicas
+from lingvo_moe.training.replicas import count_once, sum_replicas
 
 
 class TrainState(NamedTuple):
@@ -151,11 +151,11 @@ class TrainStep:
         theta, fixed = self.optimizer.split(state.theta, weights)
         sums = self._gradients(theta, fixed, batch, seed)
         metrics = NestedMap(sums.metrics)
+        grads = sum_replicas(sums.grads, fixed, weights)
         grads, metrics.grad_norm = clip_by_global_norm(
-            sum_replicas(sums.grads, fixed, weights), self.clip_norm
+            grads, self.clip_norm, count_once(grads, fixed, weights)
         )
         finite = _all_finite(metrics)
-        grads = copy_to_replicas(grads, fixed, weights)
         theta, slots, optimizer_metrics = self.optimizer.update(
             theta, state.slots, grads, state.step, weights
         )
