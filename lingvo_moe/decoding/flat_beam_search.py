@@ -114,28 +114,13 @@ def beam_search(
     if params.tokens:  # which source tokens are neither the language's tag, EOS nor padding
         place = tf.range(tf.shape(source_ids)[1])
         source.words = (place > 0) & (place < source_lengths[:, None] - 1)
-    if request.shortlist:
-        if source_ids.shape[1] is not None:
-            raise ValueError("decoding.shortlist needs --runtime=local; leave it out of --set.")
-        output = laid_out.decoder.output
-        size = output.bias.shape[0]
-        ids, source.listed = request.shortlist.select(source_ids, size, request.prefix)
-        columns = output.map(lambda tensor: tf.gather(tensor, ids, axis=-1))
-        laid_out = NestedMap(laid_out, decoder=NestedMap(laid_out.decoder, output=columns))
-        # From here on tokens are numbered by their position in ids.
-        places = tf.scatter_nd(ids[:, None], tf.range(tf.size(ids)), [size])
-        request = request.renumbered(places)
     if first is not None:
         source.first = first
 
     def step_fn(token_ids, step, caches, visible, source):
-        if request.shortlist:
-            token_ids = tf.gather(ids, token_ids)
         logits, caches, attention = model.step(
             laid_out, token_ids, step, caches, visible, source.encoded
         )
-        if request.shortlist:
-            logits = tf.where(source.listed[:, None], logits, _IMPOSSIBLE)
         if "first" in source:
             forced = tf.range(logits.shape[-1]) == source.first[:, None, None]
             logits = tf.where(step > 0, logits, tf.where(forced, 0.0, _IMPOSSIBLE))
@@ -152,9 +137,7 @@ def beam_search(
         found = BeamOutput(*parts)
     else:
         found = search(step_fn, caches, source, max_lengths, request, steps, start)
-    if first is not None:
-        return _without_first(found)
-    return found._replace(ids=tf.gather(ids, found.ids)) if request.shortlist else found
+    return found if first is None else _without_first(found)
 
 
 def _without_first(output):

@@ -85,12 +85,10 @@ class BeamSearchParams(Params):
         batch_tokens: number of source tokens that are decoded together, with padding; a longer
             sentence is decoded alone. It does not change translations.
         cache: how keys and values of hypotheses are kept. It does not change translations.
-        shortlist: whether translations have only tokens of the model's Shortlist. Log P is then
-            computed among these tokens. Not with sampling.
         sampling: draws beam_size independent translations of each sentence and returns the N with
             the best scores; None to search.
         rules: rules of another search; None for those of flat beam search. Not with constraints,
-            `tokens`, sampling or shortlist.
+            `tokens` or sampling.
 
     Raises ValueError: a value breaks a rule, or params cannot be combined.
     """
@@ -108,16 +106,11 @@ class BeamSearchParams(Params):
     tokens: bool = False
     batch_tokens: PositiveInt = 2048
     cache: Cache = ByBeam()
-    shortlist: bool = False
     sampling: Sampling | None = None
     rules: HuggingFace | None = None
 
     def __post_init__(self):
         super().__post_init__()
-        if self.shortlist and self.sampling:
-            raise ValueError(
-                "shortlist and sampling cannot be combined: samples would depend on their batch."
-            )
         others = [name for name in vars(self) if name not in _WITH_RULES]
         if self.rules and (given := [name for name in others if getattr(self, name)]):
             raise ValueError(

@@ -15,7 +15,6 @@ from lingvo_moe.decoding.constraints import Edge, given
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
-from lingvo_moe.decoding.shortlist import Shortlist
 from lingvo_moe.nn.special_tokens import EOS
 
 
@@ -48,7 +47,6 @@ class Request:
     params: BeamSearchParams = BeamSearchParams()  # of the search; their texts are not used
     prefix: tuple[int, ...] = ()  # ids that every translation begins with
     forbidden: tuple[Edge, ...] = ()  # edges of `constraints.join_lattices`
-    shortlist: Shortlist | None = None  # which tokens translations may have; None for all
     # whether params.sampling applies, if it is set; a tensor bool [] in an exported graph, which
     # serves all requests
     sampling: bool | tf.Tensor = True
@@ -82,10 +80,10 @@ class Request:
     def check_after_tag(self) -> None:
         """Checks the request for a model whose translations begin with the tag of their
         language. Raises ValueError: it has an option that is not supported there."""
-        if self.shortlist or given(self.prefix):
+        if given(self.prefix):
             raise ValueError(
-                "decoding.target_prefix and decoding.shortlist are not supported with "
-                "language_tags=OnBothSides(); leave them out."
+                "decoding.target_prefix is not supported with language_tags=OnBothSides(); leave "
+                "it out."
             )
 
     @property
@@ -157,17 +155,6 @@ class Request:
         ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
         searches = {"params": params, "sampling": sampling.temperature > 0}
         return _replaced(Request(spaces=spaces), searches | ids)
-
-    def renumbered(self, numbers: tf.Tensor) -> "Request":
-        """The request inside a graph where id i has become numbers[i]."""
-        ids: dict[str, Any] = {}
-        if given(self.prefix):
-            ids["prefix"] = tf.gather(numbers, self.prefix)
-        if given(self.forbidden):
-            edges = tf.convert_to_tensor(self.forbidden)
-            ids["forbidden"] = tf.concat([edges[:, :2], tf.gather(numbers, edges[:, 2:])], axis=1)
-        ids["spaces"] = tf.gather(numbers, tf.constant(self.spaces, tf.int32))
-        return _replaced(self, ids)
 
 
 def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:

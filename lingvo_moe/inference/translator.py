@@ -1,7 +1,6 @@
 """Translates text: tokenisation, batching and decoding around a compiled beam search."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,15 +17,13 @@ from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
-from lingvo_moe.decoding.shortlist import Shortlist
 from lingvo_moe.inference.parts import Token, TranslatedPart, Translation, translations_of
-from lingvo_moe.inference.shortlist import load_shortlist
 from lingvo_moe.system.lines import blocks, check_utf8, cut_warning, one_line
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 
 BLOCK = 4096  # sentences that are sorted by length together
-_NOT_EXPORTED = ("source_prefix", "target_prefix", "tokens", "shortlist", "rules")
+_NOT_EXPORTED = ("source_prefix", "target_prefix", "tokens", "rules")
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B], request) -> BeamOutput
 TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray, Request], BeamOutput]
@@ -99,7 +96,7 @@ def export_request(model_dir: ModelDir) -> Request:
     decoding = model_dir.params.decoding
     for name in _NOT_EXPORTED:
         if getattr(decoding, name):
-            served = "logdir" if name in ("shortlist", "rules") else "logdir or a SavedModel"
+            served = "logdir" if name == "rules" else "logdir or a SavedModel"
             default = text_of(getattr(BeamSearchParams(), name))
             raise ValueError(
                 f"decoding.{name} cannot be set for an export; pass --set=decoding.{name}="
@@ -123,7 +120,6 @@ class Translator:
             by, such as `TranslationTask.task_id`.
         part_pieces: largest number of pieces of what is translated as a whole.
         decoding: how to search.
-        shortlist: gives the model's Shortlist, always the same object; None if there is none.
         tags: number of language tags in front of a translation; the score counts them.
         forms: target language -> form of its translations, such as `ModelDir.forms`.
         fitted: values of params of decoding that are FROM_DATA.
@@ -138,7 +134,6 @@ class Translator:
     task_id: Callable[[str | None, str], int]
     part_pieces: int
     decoding: BeamSearchParams
-    shortlist: Callable[[], Shortlist] | None = None
     tags: int = 0
     forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fitted: Fitted = UNFITTED
@@ -156,7 +151,6 @@ class Translator:
             model_dir.task.task_id,
             part_pieces(model_dir.params),
             model_dir.params.decoding,
-            functools.cache(lambda: load_shortlist(model_dir)),
             int(model_dir.params.language_tags.on_target),
             model_dir.forms,
             model_dir.fitted,
@@ -211,11 +205,6 @@ class Translator:
         own = self.into(target_language)
         sentences = list(sentences)  # indices of a pandas.Series are labels
         task = self.task_id(source_language, target_language)
-        if own.request.shortlist and prefix[0] not in own.request.shortlist.tags:
-            raise ValueError(
-                f"The shortlist of this model has no tokens of {target_language!r}: no training "
-                f"data were counted. Leave decoding.shortlist out."
-            )
         language = sentence_language(source_language, target_language, self.pairs)
         split = self.split(sentences, language)
         progress(sum(not parts for parts in split))
@@ -266,7 +255,7 @@ class Translator:
         """How to search, in ids.
 
         Raises:
-            ValueError: a prefix is too long, or there is no shortlist.
+            ValueError: a prefix is too long.
         """
         # Before Python 3.12 a functools.cached_property of one translator locks those of others.
         if "_request" not in vars(self):
@@ -277,10 +266,7 @@ class Translator:
         (prefix,) = self.source.encode([self.decoding.source_prefix])
         check_prefix("source_prefix", len(prefix), self.part_pieces - 1)
         request = request_of(self.decoding, self.target, self.part_pieces)
-        request = dataclasses.replace(request, penalties=self.penalties)
-        if not (self.decoding.shortlist and self.shortlist):
-            return request
-        return dataclasses.replace(request, shortlist=self.shortlist())
+        return dataclasses.replace(request, penalties=self.penalties)
 
     def split(self, sentences: Sequence[str], language: str = "en") -> list[list[Part]]:
         """What is translated as a whole of each sentence; see `split_texts`."""

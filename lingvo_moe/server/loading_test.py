@@ -131,12 +131,6 @@ def test_options_of_a_request(model_dir, models):
             answer = await ask(model=name, **options)
             assert answer.status_code == 422
             assert re.search(message, answer.json()["error"]), answer.json()
-        refused = await ask(model="export", shortlist=True)
-        assert refused.status_code == 422
-        assert "shortlist is no option of this export" in refused.json()["error"]
-        refused = await ask(model="logdir", shortlist=True)
-        assert refused.status_code == 422
-        assert "shortlist" in refused.json()["error"]
         for name in models:
             long = {"model": name, "sentences": [LONG, "mi"]}
             split = (await ask(**long, tokens=True)).json()

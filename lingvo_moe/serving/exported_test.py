@@ -99,7 +99,6 @@ def test_it_knows_its_model(model_dir, exported):
         ({"to": "EN"}, r"does not translate into 'EN'; .* Did you mean 'en'\?$"),
         ({"source_language": "xx"}, "does not translate from 'xx'; it knows .*qna"),
         ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
-        ({"shortlist": True}, "shortlist is no option of this export"),
         ({"forbidden": ("ti",)}, "forbidden is no option of this export"),
         ({"source_prefix": "mi " * 20}, "source_prefix has .* at most 13"),
         ({"target_prefix": "mi " * 20}, "target_prefix has .* at most 14"),

@@ -284,11 +284,6 @@ class ModelDir:
         return self.path / "routing.npz"
 
     @property
-    def shortlist_path(self) -> Path:
-        """Where lingvo-moe-shortlist writes the Shortlist."""
-        return self.path / "shortlist.npz"
-
-    @property
     def weights_path(self) -> Path:
         """The file of the weights in an export, which has no checkpoints."""
         return self.path / WEIGHTS

@@ -149,10 +149,10 @@ def may_be_written(ids, params, forbidden):
     return not any(tuple(ids[-len(f) :]) == f for f in forbidden)
 
 
-def request_of(prefix=(), forbidden=(), instance=None, **params):
-    """A Request whose forbidden texts are sequences of ids; instance is a Shortlist."""
+def request_of(prefix=(), forbidden=(), **params):
+    """A Request whose forbidden texts are sequences of ids."""
     lattices = [[(i, i + 1, token) for i, token in enumerate(one)] for one in forbidden]
-    return Request(BeamSearchParams(**params), tuple(prefix), join_lattices(lattices), instance)
+    return Request(BeamSearchParams(**params), tuple(prefix), join_lattices(lattices))
 
 
 def sentences(lengths, seed=0):
