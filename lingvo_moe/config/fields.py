@@ -19,7 +19,6 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from lingvo_moe.config.results import check_overrides
 from lingvo_moe.system.lines import printable
 
 
@@ -65,10 +64,6 @@ _LONGEST = 100  # characters of a value in an error
 class Params:
     """A frozen dataclass that checks its fields; a `__post_init__` of a subclass calls super's
     first. Raises ValueError: a field is not of its annotated type or breaks a rule of it."""
-
-    def __init_subclass__(cls, **options):
-        super().__init_subclass__(**options)
-        check_overrides(cls)
 
     def __post_init__(self):
         cls: type = type(self)

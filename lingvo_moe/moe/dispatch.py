@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.config.fields import Params, PositiveFloat, PositiveInt
-from lingvo_moe.config.results import returns
 from lingvo_moe.moe.experts import Experts
 from lingvo_moe.moe.gatings.base import Gating, Routing, expert_capacity
 from lingvo_moe.moe.holding import EachOnce, Holding
@@ -31,12 +30,6 @@ class Dispatched(NamedTuple):
 
     outputs: tf.Tensor
     stats: NestedMap
-
-
-def _like_inputs(found, dispatcher, inputs, *others):
-    del dispatcher, others
-    spec = tf.TensorSpec(inputs.shape, inputs.dtype)
-    return found if spec.is_compatible_with(found.outputs) and found.stats is not None else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,7 +142,6 @@ class Dispatcher(Params, abc.ABC):
         even = expert_capacity(choices, group_size, num_experts) or 1
         return num_experts * (self.capacity(group_size, num_experts) or even)
 
-    @returns("Dispatched(outputs, stats), outputs of the inputs' shape and dtype", _like_inputs)
     @abc.abstractmethod
     def dispatch(
         self, inputs: tf.Tensor, routing: Routing, capacity: int | None, experts: Experts

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple, get_args
 import tensorflow as tf
 
 from lingvo_moe.config.fields import NonNegativeFloat, Params, PositiveInt, Rate
-from lingvo_moe.config.results import returns
 from lingvo_moe.nn.layer import Context, Normal, Uniform, WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.tokens import Tokens
@@ -25,12 +24,6 @@ class RouterOutput(NamedTuple):
     logits: tf.Tensor
     loss: tf.Tensor
     stats: NestedMap
-
-
-def _scores(logits, router, theta, inputs, *others):
-    del router, theta, others
-    spec = tf.TensorSpec([*inputs.shape[:2], None], tf.float32)
-    return logits if spec.is_compatible_with(logits) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +46,6 @@ class Router(Params, abc.ABC):
         weights (see WeightSpec): bfloat16 would change the order of similar scores.
         """
 
-    @returns("float32 [G, S, E]", _scores)
     @abc.abstractmethod
     def logits(
         self, theta: NestedMap, inputs: tf.Tensor, tokens: Tokens, context: Context

@@ -263,10 +263,6 @@ def status_and_line(error: Exception) -> tuple[int, str]:
             f"error: Memory or disk space is exhausted ({text}). Use smaller batches, a smaller "
             f"model or more devices, or free space."
         )
-    # A check within a graph (see moe.gatings.base) is told after the operation's traces.
-    in_graph = isinstance(error, tf.errors.InvalidArgumentError)
-    if in_graph and (of_check := re.search(r"\[(in the plug-in [^]]*)\]", str(error))):
-        return EXPECTED, f"error: {printable(of_check[1])}."
     frames = traceback.extract_tb(error.__traceback__)
     files = {str(file.resolve()) for file in source_files()}
     if own := [one for one in frames if os.path.realpath(one.filename) in files]:

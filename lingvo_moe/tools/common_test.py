@@ -117,13 +117,6 @@ def test_a_console_script_s_help_shows_its_flags(tool, new_flags, monkeypatch, c
             1,
             "error: Memory or disk space is exhausted ",
         ),
-        (
-            tf.errors.InvalidArgumentError(
-                None, None, "Graph execution error:\n\nfailed: [in the plug-in m.py: x]"
-            ),
-            1,
-            "error: in the plug-in m.py: x.",
-        ),
         (KeyError("theta"), 70, "internal error: KeyError: 'theta' ("),
     ],
 )

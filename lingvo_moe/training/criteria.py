@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from lingvo_moe.config.fields import NonNegativeFloat, Params
-from lingvo_moe.config.results import returns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +26,6 @@ class Criterion(Params, abc.ABC):
     def name(self) -> str:
         """The name of the measure, for messages."""
 
-    @returns("a number", lambda value, *_: float(value))
     @abc.abstractmethod
     def loss(self, scalars: Mapping[str, float]) -> float:
         """What is to be minimized; `scalars` are an evaluation's, by TensorBoard tag."""

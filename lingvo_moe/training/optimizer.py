@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from lingvo_moe.config.fields import NonNegativeFloat, Params, Rate
 from lingvo_moe.config.patterns import Factors, check_found, first_match
-from lingvo_moe.config.results import returns
 from lingvo_moe.nn.layer import Constant, WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.tables import StateSpec, merge_trees
@@ -32,19 +31,6 @@ class _Moving(NamedTuple):
     slots: NestedMap
     grad: tf.Tensor
     spec: WeightSpec
-
-
-def _specs(slots, *_):
-    return slots if all(isinstance(spec, WeightSpec) for spec in slots.values()) else None
-
-
-def _moved(result, optimizer, weight, slots, *_):
-    """The result of `update_weight` if it has the form of the weight and of its own slots."""
-    change, after = result
-    before = {name: slot for name, slot in slots.items() if name != EMA}
-    forms = [(change, weight), *((after[name], slot) for name, slot in before.items())]
-    fits = all(tf.TensorSpec.from_tensor(old).is_compatible_with(new) for new, old in forms)
-    return result if fits and after.keys() - {EMA} == before.keys() else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,12 +190,10 @@ class Optimizer(Params, abc.ABC):
             groups[(spec, factor) if spec.size <= _MAX_STACKED_SIZE else path].append(path)
         return list(groups.values())
 
-    @returns("WeightSpecs by name", _specs)
     @abc.abstractmethod
     def weight_slots(self, spec: WeightSpec) -> NestedMap:
         """The slots of one weight: WeightSpecs by name."""
 
-    @returns("the change, of the weight's shape and dtype, and its slots after the step", _moved)
     @abc.abstractmethod
     def update_weight(
         self,

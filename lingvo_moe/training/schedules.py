@@ -8,12 +8,6 @@ from typing import Self
 import tensorflow as tf
 
 from lingvo_moe.config.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Share
-from lingvo_moe.config.results import returns
-
-
-def _scalar(rate, *_):
-    rate = tf.convert_to_tensor(rate, tf.float32)
-    return None if rate.shape.rank else rate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +34,6 @@ class Schedule(Params, abc.ABC):
             return self
         return dataclasses.replace(self, warmup_steps=max_steps // 10)
 
-    @returns("a learning rate, float32 []", _scalar)
     @abc.abstractmethod
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """The learning rate, float32 [], of the step-th step; step is any number [], from 1."""

@@ -5,10 +5,7 @@ import dataclasses
 import unicodedata
 from typing import ClassVar
 
-import numpy as np
-
 from lingvo_moe.config.fields import Params
-from lingvo_moe.config.results import returns
 from lingvo_moe.system.lines import is_blank
 
 
@@ -19,13 +16,6 @@ class CleaningRule(Params, abc.ABC):
 
     name: ClassVar[str]
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not isinstance(getattr(self, "name", None), str):
-            kind = type(self).__name__
-            raise ValueError(f'The cleaning rule {kind} has no name; give its class: name = "…".')
-
-    @returns("True or False", lambda v, *_: bool(v) if isinstance(v, bool | np.bool_) else None)
     @abc.abstractmethod
     def drops(self, texts: tuple[str, str], languages: tuple[str, str]) -> bool:
         """Whether a line is dropped; texts and languages' codes are those of source and target."""

@@ -6,13 +6,11 @@ and every epoch makes other changes.
 
 import abc
 import dataclasses
-import operator
 import random
 from collections.abc import Callable
 from typing import NamedTuple
 
 from lingvo_moe.config.fields import Params, Share
-from lingvo_moe.config.results import returns
 from lingvo_moe.data.vocabulary import Vocabulary
 
 
@@ -32,13 +30,6 @@ class ModifierContext(NamedTuple):
     random: random.Random  # the random numbers for this example
 
 
-def _checked(body, modifier, before, context):
-    del modifier, before
-    sides = zip(body, context.vocabularies, strict=True)
-    known = all(0 <= operator.index(n) < vocabulary.size for ids, vocabulary in sides for n in ids)
-    return body if known else None
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Modifier(Params, abc.ABC):
     """A policy: changes examples.
@@ -51,7 +42,6 @@ class Modifier(Params, abc.ABC):
 
     share: Share = 0.1
 
-    @returns("a Body of ids in the vocabularies", _checked)
     @abc.abstractmethod
     def apply(self, body: Body, context: ModifierContext) -> Body:
         """The changed example."""

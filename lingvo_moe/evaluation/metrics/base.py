@@ -9,13 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_moe.config.fields import Params, list_of
 from lingvo_moe.config.params import parse_policy
-from lingvo_moe.config.results import a_text, returns
 from lingvo_moe.evaluation.report import TAKEN
 from lingvo_moe.evaluation.scores import PairOutput
-
-
-def _finite(score, *_):
-    return float(score) if not isinstance(score, bool) and math.isfinite(score) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,12 +31,10 @@ class Metric(Params, abc.ABC):
             ValueError: a file or a package is missing, or the download fails.
         """
 
-    @returns("a finite number", _finite)
     @abc.abstractmethod
     def score(self, output: PairOutput) -> float:
         """The score of all lines of a pair, where 100 is best; the report shows one decimal."""
 
-    @returns("a text", a_text)
     @abc.abstractmethod
     def signature(self) -> str:
         """All that another person needs to compute the same score."""
@@ -82,7 +75,10 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
 def score_of(metric: Metric, output: PairOutput) -> float:
     """The score of a metric; raises ValueError, with metric and pair, for any error of it."""
     with _errors_of(f"{metric.column} of {output.pair} cannot be computed by {metric}"):
-        return metric.score(output)
+        score = float(metric.score(output))
+        if not math.isfinite(score):  # no report could be read that has it
+            raise ValueError(f"its score is {score}")
+        return score
 
 
 def signature_of(metric: Metric) -> str:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_moe.config.fields import Params
-from lingvo_moe.config.results import returns, wrong_result
 from lingvo_moe.nn.layer import Context
 from lingvo_moe.nn.nested_map import NestedMap
 
@@ -72,28 +71,6 @@ class Extras(NamedTuple):
 NOTHING = Extras()
 
 
-def _usable(routing, gating, logits, *_):
-    """The routing, if its shapes and dtypes are right; experts that do not exist end a step."""
-    tokens, (*_, count) = logits.shape[:2], routing.expert.shape
-    every, each = tf.TensorSpec([*tokens, count], tf.int32), tf.TensorSpec(tokens, tf.float32)
-    wanted = {
-        "expert": every,
-        "position": every,
-        "weight": tf.TensorSpec(every.shape, tf.float32),
-        "dispatched": tf.TensorSpec(every.shape, tf.bool),
-        "wanted": each,
-        "dropped": each,
-    }
-    right = all(spec.is_compatible_with(getattr(routing, name)) for name, spec in wanted.items())
-    if not right or routing.aux_loss is None or routing.stats is None:
-        return None
-    known = (routing.expert >= 0) & (routing.expert < logits.shape[-1]) | ~routing.dispatched
-    rule = f"experts from 0 to {logits.shape[-1] - 1}"
-    check = tf.debugging.Assert(tf.reduce_all(known), [wrong_result(gating, "route", rule)])
-    with tf.control_dependencies([check]):
-        return routing._replace(expert=tf.identity(routing.expert))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gating(Params, abc.ABC):
     """A policy that chooses experts from router logits."""
@@ -121,11 +98,6 @@ class Gating(Params, abc.ABC):
         del num_experts
         return NestedMap()
 
-    @returns(
-        "a Routing: expert and position int32, weight float32, dispatched bool, all [G, S, K]; "
-        "wanted and dropped float32 [G, S]",
-        _usable,
-    )
     @abc.abstractmethod
     def route(
         self,
