@@ -27,8 +27,10 @@ from lingvo_moe.config.fields import (
     shortened,
     type_name,
 )
-from lingvo_moe.config.literals import UNREADABLE, unquoted
 from lingvo_moe.config.plugins import module_name
+
+# All exceptions of Python's parser, also for hostile texts; parsing runs no code.
+_UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 def override(params: Any, assignments: Iterable[str]) -> Any:
@@ -136,26 +138,38 @@ def _check_field(params: Any, name: str, path: str) -> None:
 
 def _parse(text: str, hint: Any, path: str) -> Any:
     if hint is str:
-        return unquoted(text)
+        return _unquoted(text)
     text = text.strip()
     if _is_from_data(text, hint):
         return FROM_DATA
     if is_literal(hint):
-        return unquoted(text)
+        return _unquoted(text)
     if (element := _policy_of_tuple(hint)) is not None:
         return tuple(_parse(one, element, path) for one in _elements(text, element, path))
-    described = unquoted(text)  # in Python a policy may be given as its text
+    described = _unquoted(text)  # in Python a policy may be given as its text
     if policy := _class_named(described.partition("(")[0].strip(), hint, _given(path, text)):
         return _policy(policy, described, path)
     try:
         value = ast.literal_eval(text)
-    except UNREADABLE:
+    except _UNREADABLE:
         value = text
     if not conforms(value, hint):
         wanted = _choices(hint) or type_name(hint)
         raise ValueError(f"{_given(path, text)}: {short_repr(text)} is not of type {wanted}.")
     wants_float = float in alternatives(hint) and int not in alternatives(hint)
     return _to_float(value) if type(value) is int and wants_float else value
+
+
+def _unquoted(text: str) -> str:
+    """The value of a quoted text such as 'a\\n'; a text without quotes stays as it is. If Python
+    cannot read a quoted text, only the quotes are removed."""
+    if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":
+        return text
+    try:
+        value = ast.literal_eval(text)
+    except _UNREADABLE:
+        value = None
+    return value if isinstance(value, str) else text[1:-1]
 
 
 def _is_from_data(text: str, hint: Any) -> bool:
@@ -187,7 +201,7 @@ def _elements(text: str, element: Any, path: str) -> list[str]:
     """The text of each policy in `(A(field=value, …), B())`, or of the only one in `A()`."""
     try:
         tree = ast.parse(text, mode="eval").body
-    except UNREADABLE as error:
+    except _UNREADABLE as error:
         raise ValueError(
             f"{_given(path, text)}: write it as (NAME(field=value, …), …); NAME is "
             f"{_choices(element)}."
@@ -228,7 +242,7 @@ def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
             arguments = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
             if len(arguments) == len(call.keywords):
                 return arguments
-    except UNREADABLE:
+    except _UNREADABLE:
         pass
     raise ValueError(f"{_given(path, text)}: write it as {cls.__name__}(field=value, …).")
 
