@@ -29,7 +29,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.packing import padded
 from lingvo_moe.data.pipeline import InputParams, Prefetcher, TrainInput
 from lingvo_moe.data.vocabulary import EOS
-from lingvo_moe.evaluation.scores import PairOutput, pool, score_pair
+from lingvo_moe.evaluation.scores import PairOutput, score_pair
 from lingvo_moe.jobs.source_use import SourceUse, SplitBatches, add_metrics
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.system.files import write_whole
@@ -215,9 +215,19 @@ def _scores(outputs: Iterable[PairOutput]) -> dict[str, Any]:
         "pairs": {
             name: {field: getattr(s, field) for field in _FIELDS} for name, s in scored.items()
         },
-        "pooled_bleu": score_pair(pool(few)).bleu if few else None,
+        "pooled_bleu": _pooled_bleu(few) if few else None,
         "signature": next(iter(scored.values())).signature,
     }
+
+
+def _pooled_bleu(outputs: Sequence[PairOutput]) -> float:
+    """BLEU of the lines of all pairs together; they have the same target language."""
+    lines = {
+        name: [line for output in outputs for line in getattr(output, name)]
+        for name in ("sources", "hypotheses", "references")
+    }
+    pair = f"*-{outputs[0].pair.rpartition('-')[2]}"
+    return score_pair(PairOutput(pair=pair, train_examples=None, **lines)).bleu
 
 
 class ExportedEngine:

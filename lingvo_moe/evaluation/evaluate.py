@@ -11,7 +11,6 @@ Such a directory also serves as the baseline of another evaluation.
 import dataclasses
 import pathlib
 import types
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from lingvo_moe.evaluation import tokenizers
@@ -24,7 +23,6 @@ from lingvo_moe.evaluation.scores import (
     BOOTSTRAP_SAMPLES,
     PairOutput,
     PairScore,
-    pool,
     score_pair,
 )
 from lingvo_moe.reporting.page import write_page
@@ -70,29 +68,18 @@ def write_report(
     if baselines is not None:
         baselines.check({output.pair: output.references for output in outputs}, directory)
 
-    def score(output: PairOutput, theirs: Sequence[str] | None, tokenizer: str) -> PairScore:
+    def score(output: PairOutput) -> PairScore:
+        theirs, tokenizer = hypotheses[output.pair], chosen[output.pair]
         found = score_pair(output, theirs, tokenizer=tokenizer, bootstrap_samples=bootstrap_samples)
         of_metrics = {metric.column: score_of(metric, output) for metric in metrics}
         return dataclasses.replace(found, measures=measured(output, tokenizer) | of_metrics)
 
     hypotheses = {pair: baselines.hypotheses(pair) if baselines else None for pair in pairs}
-    scores = [score(one, hypotheses[one.pair], chosen[one.pair]) for one in outputs]
-    pooled = []  # pairs with too few lines that have the same target and tokenizer, scored as one
-    groups = defaultdict(list)
-    for output, found in zip(outputs, scores, strict=True):
-        if not found.reliable:
-            target, tokenizer = output.pair.rpartition("-")[2], chosen[output.pair]
-            groups[target, tokenizer].append(output)
-    for (_, tokenizer), group in groups.items():
-        theirs = [hypotheses[output.pair] for output in group]
-        lines = [line for one in theirs for line in one or ()] if all(theirs) else None
-        pooled += [score(pool(group), lines, tokenizer)] if len(group) > 1 else []
     report = Report(
         model=model,
         checkpoint_step=checkpoint_step,
         split=split,
-        pairs=scores,
-        pooled=pooled,
+        pairs=[score(output) for output in outputs],
         baseline_model=baselines.model if baselines else None,
         pivot=pivot,
         metrics={metric.column: signature_of(metric) for metric in metrics},

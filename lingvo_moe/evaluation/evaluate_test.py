@@ -7,7 +7,7 @@ import pytest
 from lingvo_moe.evaluation.baselines import Baselines, read_hypotheses
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import load_report
-from lingvo_moe.evaluation.scores import PairOutput, score_pair
+from lingvo_moe.evaluation.scores import PairOutput
 
 LINES = {"aa-en": 40, "bb-en": 35, "cc-en": 8, "dd-en": 6}
 
@@ -90,23 +90,6 @@ def test_a_pair_is_compared_with_the_first_baselines_that_have_it(tmp_path):
     for home in (few, many):
         with pytest.raises(ValueError, match="another output"):
             found.check({}, home)
-
-
-def test_small_pairs_are_scored_once_more_as_one(tmp_path, baselines):
-    outputs, theirs = make_outputs(0.3), make_outputs(0.5)
-    (pooled,) = evaluate(outputs, tmp_path / "report", baselines=baselines).pooled
-    assert (pooled.pair, pooled.test_examples, pooled.train_examples) == ("*-en", 14, 140)
-    small = {
-        name: [*getattr(outputs[2], name), *getattr(outputs[3], name)]
-        for name in ("sources", "hypotheses", "references")
-    }
-    alone = score_pair(
-        PairOutput(pair="*-en", train_examples=140, **small),
-        [*theirs[2].hypotheses, *theirs[3].hypotheses],
-    )
-    assert (pooled.bleu, pooled.baseline_bleu) == (alone.bleu, alone.baseline_bleu)
-    # A single small pair is not pooled.
-    assert evaluate(outputs[:3], tmp_path / "three").pooled == ()
 
 
 def test_a_report_never_overwrites_its_own_baselines(tmp_path, baselines):

@@ -58,7 +58,6 @@ class Report(Params):
             baseline per pair.
         split: such as 'test'.
         pairs: a score per language pair, in any order; stored by training size.
-        pooled: pairs with too few test lines scored as one, per target language.
         baseline_model: name of the model that ΔBLEU compares with, None without one.
         pivot: the language through which pairs without training data were translated; None for
             direct translation.
@@ -69,7 +68,6 @@ class Report(Params):
     checkpoint_step: int | None
     split: str
     pairs: Sequence[PairScore]
-    pooled: Sequence[PairScore] = ()
     baseline_model: str | None = None
     pivot: str | None = None
     metrics: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -78,7 +76,6 @@ class Report(Params):
         super().__post_init__()
         ordered = sorted(self.pairs, key=lambda score: (-(score.train_examples or 0), score.pair))
         object.__setattr__(self, "pairs", tuple(ordered))
-        object.__setattr__(self, "pooled", tuple(self.pooled))
 
     def __str__(self):
         return format_table(self)
@@ -109,9 +106,8 @@ class Report(Params):
 def save_report(report: Report, directory: str | pathlib.Path) -> None:
     """Writes DIRECTORY/report.json. Scores that do not exist are null."""
     contents = dataclasses.asdict(report)
-    for name in ("pairs", "pooled"):
-        for score, fields in zip(getattr(report, name), contents[name], strict=True):
-            fields |= {derived: getattr(score, derived) for derived in _DERIVED}
+    for score, fields in zip(report.pairs, contents["pairs"], strict=True):
+        fields |= {derived: getattr(score, derived) for derived in _DERIVED}
     contents["averages"] = {k: dataclasses.asdict(v) for k, v in report.averages.items()}
     text = json.dumps(contents, indent=2, ensure_ascii=False)
     write_whole(pathlib.Path(directory, REPORT_FILE), text + "\n")
@@ -170,8 +166,7 @@ def pairs_table(report: Report) -> Table:
     several = any(score.model for score in report.pairs)
     columns = ("pair", "train", "test", *(one.name for one in _columns(report)))
     rows = [
-        (s.pair, *_sizes(s), *_cells(report, s), *[s.model or ""] * several)
-        for s in (*report.pairs, *report.pooled)
+        (s.pair, *_sizes(s), *_cells(report, s), *[s.model or ""] * several) for s in report.pairs
     ]
     return Table((*columns, *["model"] * several), rows)
 
@@ -246,8 +241,7 @@ def _average(group: Sequence[PairScore]) -> Averages:
 
 def _report_from_json(contents: dict) -> Report:
     fields = {field.name: contents[field.name] for field in dataclasses.fields(Report)}
-    fields |= {name: list(map(_score_from_json, contents[name])) for name in ("pairs", "pooled")}
-    return Report(**fields)
+    return Report(**fields | {"pairs": list(map(_score_from_json, contents["pairs"]))})
 
 
 def _score_from_json(contents: dict) -> PairScore:
@@ -275,8 +269,8 @@ def _sizes(score: PairScore) -> tuple[str, str]:
 
 def notes(report: Report) -> list[str]:
     """The meaning of the marks and of the measures that occur in the table."""
-    scores, found = (*report.pairs, *report.pooled), []
-    if any(score.significant for score in scores):
+    found = []
+    if any(score.significant for score in report.pairs):
         found.append("* p < 0.05, paired bootstrap test")
     if not all(score.reliable for score in report.pairs):
         found.append("? too few test lines for a reliable score")

@@ -54,7 +54,7 @@ def test_json_has_the_documented_keys_and_null_without_baseline(tmp_path):
 
 
 def test_what_is_saved_is_loaded_from_file_or_directory(tmp_path):
-    report = make_report(make_score("a-en", 9, 1.5), pooled=[make_score("*-en", 4, 2.5)])
+    report = make_report(make_score("a-en", 9, 1.5))
     save_report(report, tmp_path)
     assert load_report(tmp_path) == report
     assert load_report(tmp_path / "report.json", split="test") == report

@@ -18,8 +18,7 @@ from sacrebleu.significance import PairedTest
 from lingvo_moe.config.fields import NonNegativeFloat, NonNegativeInt, Params, Share
 from lingvo_moe.evaluation import tokenizers
 
-# Scores and p-values of fewer test lines are unreliable. Such pairs are marked, and also scored
-# together with the other small pairs.
+# Scores and p-values of fewer test lines are unreliable. Such pairs are marked.
 RELIABLE_TEST_EXAMPLES = 30
 
 BOOTSTRAP_SAMPLES = 1000
@@ -81,7 +80,7 @@ class PairScore(Params):
     """The scores of one language pair.
 
     Attributes:
-        pair: 'SOURCE-TARGET'; '*-TARGET' for pairs scored as one.
+        pair: 'SOURCE-TARGET'.
         train_examples: number of sentence pairs trained on, which may need more than 32 bits; None
             as in PairOutput.
         test_examples: lines scored.
@@ -181,22 +180,6 @@ def score_pair(
         baseline_bleu=baseline,
         p_value=p_value,
         model=output.model,
-    )
-
-
-def pool(outputs: Sequence[PairOutput]) -> PairOutput:
-    """Several pairs with the same target language as one, '*-TARGET', their lines in turn."""
-    counts = [output.train_examples for output in outputs]
-    known = [count for count in counts if count is not None]
-    return PairOutput(
-        pair=f"*-{outputs[0].pair.rpartition('-')[2]}",
-        train_examples=sum(known) if len(known) == len(counts) else None,
-        sources=[line for output in outputs for line in output.sources],
-        hypotheses=[line for output in outputs for line in output.hypotheses],
-        references=[line for output in outputs for line in output.references],
-        nearest=[line for output in outputs for line in output.nearest or ()]
-        if all(output.nearest for output in outputs)
-        else None,
     )
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lingvo_moe.evaluation.scores import PairOutput, pool, score_pair
+from lingvo_moe.evaluation.scores import PairOutput, score_pair
 
 
 def make_output(hypotheses, references, pair="sw-en", train_examples=100):
@@ -101,15 +101,6 @@ def test_texts_become_single_lines():
     output = make_output(["a\nb\r\nc  ", "x\0y"], ["a\rb c\n", "\ufeffx\u2028y\x85\x1cz"])
     assert output.hypotheses == ("a b c", "x y")
     assert output.references == ("a b c", "x\u2028y\x85\x1cz")
-
-
-def test_a_pool_is_the_corpus_of_its_pairs():
-    one = make_output(["a b c d e"], ["a b c d e"], "xa-en", 10)
-    two = make_output(["f g h i x"], ["f g h i j"], "xb-en", 5)
-    pooled = score_pair(pool([one, two]))
-    assert (pooled.pair, pooled.train_examples, pooled.test_examples) == ("*-en", 15, 2)
-    # 9 of 10, 7 of 8, 5 of 6 and 3 of 4 n-grams match.
-    assert pooled.bleu == pytest.approx(100 * (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25)
 
 
 @pytest.mark.parametrize(
