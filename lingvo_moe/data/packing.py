@@ -122,13 +122,10 @@ class Pool:
 
 
 def batch_of(rows: Sequence[Row], shape: Shape) -> NestedMap:
-    """A batch of int32 arrays, from the examples of each row, which must fit.
-
-    Returns:
-        source_ids, source_segment_ids, source_pair_ids [B, L]; target_inputs (shifted right, BOS
-        first), target_ids, target_segment_ids, target_pair_ids [B, T]. Segments count from 1 in
-        each row; 0 is padding.
-    """
+    """A batch of int32 arrays, from the examples of each row, which must fit. Returns source_ids,
+    source_segment_ids, source_pair_ids [B, L]; target_inputs (shifted right, BOS first),
+    target_ids, target_segment_ids, target_pair_ids [B, T]. Segments count from 1 in each row; 0 is
+    padding."""
     placed = [one for row in rows for one in row]
     pairs = np.array([pair for _, pair in placed], np.int32)
     counts = np.array([len(row) for row in rows], np.int64)

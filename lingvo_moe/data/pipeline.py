@@ -196,8 +196,7 @@ class TrainInput:
 
 class ProcessRows:
     """The rows of an int64 array that one process holds; checkpoints treat them as shards of a
-    jax.Array.
-    """
+    jax.Array."""
 
     is_fully_addressable, dtype = False, np.dtype(np.int64)
 

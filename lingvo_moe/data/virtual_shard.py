@@ -99,8 +99,7 @@ class VirtualShard:
         return self._pool.fill(self._shape.rows)
 
     def state(self) -> dict[str, np.ndarray]:
-        """The position, int64: draws [], counters [P], waiting [W, 3] (stream, position,
-        age)."""
+        """The position, int64: draws [], counters [P], waiting [W, 3] (stream, position, age)."""
         used = np.bincount(self._drawn[: self._used], minlength=len(self._counters))
         return {
             "draws": np.asarray(self._draws + self._used, np.int64),

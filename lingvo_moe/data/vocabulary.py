@@ -122,11 +122,9 @@ class Vocabulary:
         If the text begins with a sign, or with a letter of a script without upper and lower case,
         these are also the ways to spell it without a space in front. The text is normalised first,
         and spaces at its ends are removed; U+2581, which no translation contains, is a space.
-
-        Returns:
-            (start, end, id): the piece of that id is the bytes from start to end of a space and the
-            text. BOS, with which every translation begins, may replace the space. All paths from 0
-            to the largest end are spellings. [] if no text is left, or if it cannot be written.
+        Returns (start, end, id): the piece of that id is the bytes from start to end of a space and
+        the text. BOS, with which every translation begins, may replace the space. All paths from 0
+        to the largest end are spellings. [] if no text is left, or if it cannot be written.
         """
         ids = self.encode([text])
         if UNK in ids[0]:  # no spelling has what is unknown

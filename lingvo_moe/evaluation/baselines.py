@@ -39,9 +39,8 @@ def read_hypotheses(
         pair: such as 'sw-en'.
         train_examples: of the result; it is not in the files.
 
-    Raises:
-        FileNotFoundError: if one of the three files is missing.
-        ValueError: if they differ in length or are no UTF-8 text.
+    Raises FileNotFoundError: if one of the three files is missing; ValueError: if they differ in
+    length or are no UTF-8 text.
     """
     lines: dict[str, Any] = {
         name: list(read_lines(hypotheses_path(directory, split, pair, suffix)))
@@ -78,9 +77,8 @@ class Baselines:
             split: the split they must be of.
             pairs: what is to be compared; the reports must have some of them.
 
-        Raises:
-            FileNotFoundError: there is no report, or it has no translations beside it.
-            ValueError: it is no report, of another split, or of other pairs.
+        Raises FileNotFoundError: there is no report, or it has no translations beside it;
+        ValueError: it is no report, of another split, or of other pairs.
         """
         found: dict[str, Baseline] = {}
         for path in paths:
@@ -109,8 +107,7 @@ class Baselines:
             references: pair -> the lines that the new system is scored on.
             directory: of the new report.
 
-        Raises:
-            ValueError: other references, or the new report would replace the baselines.
+        Raises ValueError: other references, or the new report would replace the baselines.
         """
         for pair, one in self.by_pair.items():
             if directory.resolve() == one.home.resolve():

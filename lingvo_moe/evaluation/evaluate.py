@@ -59,9 +59,8 @@ def write_report(
         made_from: name -> text, shown on the page: date, command, data, params.
         bootstrap_samples: resamples of a test set for a p-value.
 
-    Raises:
-        ValueError: if the baselines are of other references, or in the directory to be written; if
-            a metric cannot be computed.
+    Raises ValueError: if the baselines are of other references, or in the directory to be written;
+    if a metric cannot be computed.
     """
     pairs = [output.pair for output in outputs]
     chosen = chosen_tokenizers or tokenizers.choose(pairs)

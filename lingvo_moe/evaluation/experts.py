@@ -21,27 +21,20 @@ MOST_GROUPS = 12  # more groups would be hard to read
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerExperts:
-    """One MoE layer; numbers are NaN if it has no choices.
+    """One MoE layer; numbers are NaN if it has no choices."""
 
-    Attributes:
-        name: such as "encoder/layer_01".
-        load: [E], number of choices of each expert.
-        shares: [L, E], each language's choices as shares; NaN for a language without choices.
-        max_vio: the busiest expert's load divided by the mean load, minus 1; 0 is balance.
-        unused: number of experts without a choice.
-        entropy: of the load, divided by its maximum ln E: 1 is balance, 0 a single busy expert.
-        mutual_information: between the language and the expert of a choice, bits.
-        by_chance: mean mutual information of as many choices that are independent of the language
-            (Miller 1955): (L - 1)(E - 1) / (2 choices ln 2), bits.
-    """
-
-    name: str
-    load: np.ndarray
+    name: str  # such as "encoder/layer_01"
+    load: np.ndarray  # [E], number of choices of each expert
+    # [L, E], each language's choices as shares; NaN for a language without choices
     shares: np.ndarray
+    # the busiest expert's load divided by the mean load, minus 1; 0 is balance
     max_vio: float = math.nan
-    unused: int
+    unused: int  # number of experts without a choice
+    # of the load, divided by its maximum ln E: 1 is balance, 0 a single busy expert
     entropy: float = math.nan
-    mutual_information: float = math.nan
+    mutual_information: float = math.nan  # between the language and the expert of a choice, bits
+    # mean mutual information of as many choices that are independent of the language (Miller 1955):
+    # (L - 1)(E - 1) / (2 choices ln 2), bits
     by_chance: float = math.nan
 
 
@@ -51,33 +44,23 @@ class Side:
 
     The distance of two languages is the Jensen-Shannon divergence (bits) of their shares, mean over
     layers; 1 if no layer has choices of both.
-
-    Attributes:
-        name: "encoder" or "decoder".
-        layers: its layers.
-        groups: of indices of languages, similar ones side by side; one if there is no structure.
-        silhouette: the separation of the best groups; None for fewer than three languages.
     """
 
-    name: str
-    layers: tuple[LayerExperts, ...]
+    name: str  # "encoder" or "decoder"
+    layers: tuple[LayerExperts, ...]  # its layers
+    # of indices of languages, similar ones side by side; one if there is no structure
     groups: tuple[tuple[int, ...], ...]
+    # the separation of the best groups; None for fewer than three languages
     silhouette: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertStatistics:
-    """All statistics of a record.
+    """All statistics of a record."""
 
-    Attributes:
-        languages: labels of the L languages.
-        silent: labels of languages without tokens, which the other fields exclude.
-        sides: encoder and decoder, if they have MoE layers.
-    """
-
-    languages: tuple[str, ...]
-    silent: tuple[str, ...]
-    sides: tuple[Side, ...]
+    languages: tuple[str, ...]  # labels of the L languages
+    silent: tuple[str, ...]  # labels of languages without tokens, which the other fields exclude
+    sides: tuple[Side, ...]  # encoder and decoder, if they have MoE layers
 
     @property
     def layers(self) -> list[LayerExperts]:
@@ -86,11 +69,7 @@ class ExpertStatistics:
 
 
 def analyze(record: RoutingRecord) -> ExpertStatistics:
-    """Computes the statistics of a record.
-
-    Raises:
-        ValueError: the record has no choices.
-    """
+    """Computes the statistics of a record. Raises ValueError: the record has no choices."""
     spoken = record.pair_load.sum(axis=(0, 2)) > 0
     if not spoken.any():
         raise ValueError(
@@ -145,9 +124,8 @@ def best_groups(distances: np.ndarray) -> tuple[list[tuple[int, ...]], float | N
     Args:
         distances: [N, N], symmetric, 0 on the diagonal.
 
-    Returns:
-        2 to MOST_GROUPS groups, similar items side by side; all items as one group if no cut is
-        above NO_STRUCTURE. For fewer than three items the silhouette is None.
+    Returns 2 to MOST_GROUPS groups, similar items side by side; all items as one group if no cut is
+    above NO_STRUCTURE. For fewer than three items the silhouette is None.
     """
     if len(distances) < 3:
         return [tuple(range(len(distances)))], None

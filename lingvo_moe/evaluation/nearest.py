@@ -26,8 +26,7 @@ def nearest(blocks: Iterable[Sequence[str]], sentences: Sequence[str]) -> np.nda
         blocks: the training sentences in order; iterated over twice.
         sentences: the sentences to compare with them.
 
-    Returns:
-        int64 [sentences]; 0 for a sentence that shares no trigram with a training sentence.
+    Returns int64 [sentences]; 0 for a sentence that shares no trigram with a training sentence.
     """
     keys, idf = _inverse_document_frequencies(blocks)
     queries = _vectors(sentences, keys, idf)

@@ -18,11 +18,8 @@ _LABELS_UPRIGHT = 14  # with more pairs the labels are rotated and smaller
 def draw_plot(report: Report) -> bytes:
     """Draws a report.
 
-    Points are pairs, the line is their moving average, the bars are training sizes on a
-    logarithmic scale. Without baselines the scores are BLEU instead of ΔBLEU.
-
-    Returns:
-        A PNG.
+    Points are pairs, the line is their moving average, the bars are training sizes on a logarithmic
+    scale. Without baselines the scores are BLEU instead of ΔBLEU. Returns a PNG.
     """
     pairs = [score.pair for score in report.pairs]
     has_baselines = any(score.delta_bleu is not None for score in report.pairs)
@@ -48,8 +45,7 @@ def moving_average(values: Sequence[float | None], window: int = WINDOW) -> np.n
         values: None for a missing value.
         window: number of positions; an even window has one more before the position than after it.
 
-    Returns:
-        float64, as long as values; NaN where the window holds no value.
+    Returns float64, as long as values; NaN where the window holds no value.
     """
     known = np.array([np.nan if value is None else value for value in values], np.float64)
     result = np.full(len(known), np.nan)

@@ -27,24 +27,15 @@ _DERIVED = ("delta_bleu", "reliable")  # properties of a score, written for read
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Averages:
-    """Unweighted means over the same pairs of a group; None without such scores.
+    """Unweighted means over the same pairs of a group; None without such scores."""
 
-    Attributes:
-        pairs: number of pairs: those of the group that have a baseline, or all if none has one.
-        of: number of pairs of the group.
-        bleu: mean BLEU.
-        chrf: mean chrF++.
-        baseline_bleu: mean BLEU of the baselines.
-        delta_bleu: mean ΔBLEU.
-        measures: means of what else was measured for each of these pairs; keys as of PairScore.
-    """
-
-    pairs: int
-    of: int
-    bleu: float | None
-    baseline_bleu: float | None
-    delta_bleu: float | None
-    chrf: float | None
+    pairs: int  # number of pairs: those of the group that have a baseline, or all if none has one
+    of: int  # number of pairs of the group
+    bleu: float | None  # mean BLEU
+    baseline_bleu: float | None  # mean BLEU of the baselines
+    delta_bleu: float | None  # mean ΔBLEU
+    chrf: float | None  # mean chrF++
+    # means of what else was measured for each of these pairs; keys as of PairScore
     measures: Mapping[str, float]
 
 
@@ -120,9 +111,8 @@ def load_report(path: str | pathlib.Path, *, split: str | None = None) -> Report
         path: a report.json or its directory.
         split: the split that it must be of; None for any.
 
-    Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if the file is no report, or of another split.
+    Raises FileNotFoundError: if there is none; ValueError: if the file is no report, or of another
+    split.
     """
     path = pathlib.Path(path)
     if path.is_dir():

@@ -17,30 +17,19 @@ SHORT, LONG = 0.8, 1.25
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of numbers.
+    """A column of numbers."""
 
-    Attributes:
-        name: of the column in tables.
-        key: of the value: an attribute of PairScore and Averages, or a key of their `measures`.
-        note: what it is, for readers of the report.
-        digits: decimals that are shown.
-        factor: of what is shown; 100 for a share in percent.
-        signed: whether a sign is shown.
-        mark: what stands behind the number of a pair.
-        measure: computes it from (output, BLEU's tokenizer), None if that is not possible; without
-            a function the value is given in `PairOutput.measures`.
-        hidden_at: the column is left out if all pairs have this value or none.
-    """
-
-    name: str
-    key: str
-    note: str = ""
-    digits: int = 1
-    factor: float = 1.0
-    signed: bool = False
-    mark: Callable[[Any], str] = lambda scores: ""
+    name: str  # of the column in tables
+    key: str  # of the value: an attribute of PairScore and Averages, or a key of their `measures`
+    note: str = ""  # what it is, for readers of the report
+    digits: int = 1  # decimals that are shown
+    factor: float = 1.0  # of what is shown; 100 for a share in percent
+    signed: bool = False  # whether a sign is shown
+    mark: Callable[[Any], str] = lambda scores: ""  # what stands behind the number of a pair
+    # computes it from (output, BLEU's tokenizer), None if that is not possible; without a function
+    # the value is given in `PairOutput.measures`
     measure: Callable[[PairOutput, str], float | None] | None = None
-    hidden_at: float | None = None
+    hidden_at: float | None = None  # the column is left out if all pairs have this value or none
 
     def value(self, scores: Any) -> float | None:
         """The value in a PairScore or in Averages; None if there is none."""

@@ -13,26 +13,15 @@ _BY_PAIR = ("pair_load", "pair_first", "pair_confidence")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoutingRecord:
-    """Counts over some text, in evaluation mode.
+    """Counts over some text, in evaluation mode. Raises ValueError: shapes that do not match, or
+    values that are no counts."""
 
-    Attributes:
-        layers: names of the Y MoE layers, such as "encoder/layer_01".
-        pairs: names of the P pairs.
-        num_experts: int [Y]; a layer with fewer experts than E has zeros at the end.
-        pair_load: float [Y, P, E], number of choices of an expert by tokens of a pair.
-        pair_first: float [Y, P, E], those of pair_load that were a token's first choice.
-        pair_confidence: float [Y, P, E], the sum of the first choices' gates.
-
-    Raises:
-        ValueError: shapes that do not match, or values that are no counts.
-    """
-
-    layers: tuple[str, ...]
-    pairs: tuple[str, ...]
-    num_experts: np.ndarray
-    pair_load: np.ndarray
-    pair_first: np.ndarray
-    pair_confidence: np.ndarray
+    layers: tuple[str, ...]  # names of the Y MoE layers, such as "encoder/layer_01"
+    pairs: tuple[str, ...]  # names of the P pairs
+    num_experts: np.ndarray  # int [Y]; a layer with fewer experts than E has zeros at the end
+    pair_load: np.ndarray  # float [Y, P, E], number of choices of an expert by tokens of a pair
+    pair_first: np.ndarray  # float [Y, P, E], those of pair_load that were a token's first choice
+    pair_confidence: np.ndarray  # float [Y, P, E], the sum of the first choices' gates
 
     def __post_init__(self):
         layers, experts = len(self.layers), self.pair_load.shape[-1:]
@@ -67,11 +56,7 @@ class RoutingRecord:
 
     @staticmethod
     def load(path: Path) -> "RoutingRecord":
-        """Reads what `save` wrote.
-
-        Raises:
-            ValueError: there is none, or it cannot be read.
-        """
+        """Reads what `save` wrote. Raises ValueError: there is none, or it cannot be read."""
 
         def make(fields):
             return RoutingRecord(

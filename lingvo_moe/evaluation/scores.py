@@ -31,33 +31,23 @@ class PairOutput:
     """A system's translations of one language pair's test set, as three parallel lists.
 
     Line ends within a text are replaced by spaces, and trailing space is removed, so that the
-    scores equal those of files with one text per line.
-
-    Attributes:
-        pair: 'SOURCE-TARGET', such as 'sw-en'.
-        train_examples: sentence pairs of this language pair that the model was trained on; None if
-            they are not known.
-        sources: the sentences to translate.
-        hypotheses: the system's translations.
-        references: the human translations.
-        measures: what was measured of this pair besides the texts, by `columns.Column.key`, such as
-            source_use (nats a target token) or off_target (a share).
-        nearest: the target of the most similar training sentence for each source; None if they
-            were not searched.
-        model: name of the model that translated this pair; None if it is that of all pairs.
-
-    Raises:
-        ValueError: if the lists are empty or differ in length, or `pair` is no pair that can name
-            a file.
+    scores equal those of files with one text per line. Raises ValueError: if the lists are empty or
+    differ in length, or `pair` is no pair that can name a file.
     """
 
-    pair: str
+    pair: str  # 'SOURCE-TARGET', such as 'sw-en'
+    # sentence pairs of this language pair that the model was trained on; None if they are not known
     train_examples: int | None
-    sources: Sequence[str]
-    hypotheses: Sequence[str]
-    references: Sequence[str]
+    sources: Sequence[str]  # the sentences to translate
+    hypotheses: Sequence[str]  # the system's translations
+    references: Sequence[str]  # the human translations
+    # what was measured of this pair besides the texts, by `columns.Column.key`, such as source_use
+    # (nats a target token) or off_target (a share)
     measures: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # the target of the most similar training sentence for each source; None if they were not
+    # searched
     nearest: Sequence[str] | None = None
+    # name of the model that translated this pair; None if it is that of all pairs
     model: str | None = None
 
     def __post_init__(self):
@@ -129,11 +119,8 @@ class PairScore(Params):
 
 
 def check_pair(pair: str) -> None:
-    """Checks that a pair's name can be used in tables and file names.
-
-    Raises:
-        ValueError: it is not SOURCE-TARGET, or cannot.
-    """
+    """Checks that a pair's name can be used in tables and file names. Raises ValueError: it is not
+    SOURCE-TARGET, or cannot."""
     source, _, target = pair.rpartition("-")
     if not source or not target or "/" in pair or not pair.isprintable():
         raise ValueError(f"pair must be 'SOURCE-TARGET', as 'sw-en', got {pair!r}.")
@@ -156,8 +143,7 @@ def score_pair(
         tokenizer: sacreBLEU's name of a tokenizer for BLEU; None for the target's own.
         bootstrap_samples: resamples of the test set for the p-value.
 
-    Raises:
-        ValueError: if sacreBLEU has no such tokenizer.
+    Raises ValueError: if sacreBLEU has no such tokenizer.
     """
     tokenizer = tokenizer or tokenizers.choose([output.pair])[output.pair]
     bleu = tokenizers.bleu(tokenizer)

@@ -68,11 +68,8 @@ def choose(pairs: Sequence[str], texts: Sequence[str] = ()) -> dict[str, str]:
 
 
 def bleu(tokenizer: str) -> BLEU:
-    """sacreBLEU's BLEU with this tokenizer.
-
-    Raises:
-        ValueError: there is no such tokenizer, or it needs a package or a download that fails.
-    """
+    """sacreBLEU's BLEU with this tokenizer. Raises ValueError: there is no such tokenizer, or it
+    needs a package or a download that fails."""
     if tokenizer not in BLEU.TOKENIZERS:
         raise ValueError(
             f"sacreBLEU has no tokenizer {tokenizer!r}. Choose one of"

@@ -36,17 +36,11 @@ Sample = Mapping[tuple[str, str | None], tuple[list[str], list[str]]]
 
 
 class Measured(NamedTuple):
-    """Translations of N lines by A penalties.
+    """Translations of N lines by A penalties."""
 
-    Attributes:
-        chrf: float64 [A, N], chrF++ of each line.
-        lengths: float64 [A, N], characters.
-        references: float64 [N], characters.
-    """
-
-    chrf: np.ndarray
-    lengths: np.ndarray
-    references: np.ndarray
+    chrf: np.ndarray  # float64 [A, N], chrF++ of each line
+    lengths: np.ndarray  # float64 [A, N], characters
+    references: np.ndarray  # float64 [N], characters
 
     @staticmethod
     def of(translations: Sequence[Sequence[str]], references: Sequence[str]) -> "Measured":
@@ -108,8 +102,7 @@ def share_out(count: int, sizes: Mapping[str, int]) -> dict[str, int]:
         count: the number.
         sizes: pair -> its sentences.
 
-    Returns:
-        Pair -> its part. The parts sum to count, or to all sentences if there are fewer.
+    Returns pair -> its part. The parts sum to count, or to all sentences if there are fewer.
     """
     parts: dict[str, int] = {}
     for done, name in enumerate(sorted(sizes, key=sizes.__getitem__)):
@@ -159,12 +152,8 @@ def is_fitted(model_dir: ModelDir, translator: Translator) -> bool:
 def translate_and_fit(
     translator: Translator, sample: Sample, fits: bool
 ) -> tuple[Fitted, list[tuple[str, list[str], list[str]]]]:
-    """Translates a sample, with the penalties that fit best if `fits`.
-
-    Returns:
-        The translator's Fitted with these penalties, and (target language, translations,
-        references) of the sample.
-    """
+    """Translates a sample, with the penalties that fit best if `fits`. Returns the translator's
+    Fitted with these penalties, and (target language, translations, references) of the sample."""
     penalties = PENALTIES if fits else ()
     every = dataclasses.replace(translator, penalties=penalties)
     found: dict[str, tuple[list[list[str]], list[str]]] = {}

@@ -16,17 +16,11 @@ _SPACE, _EOS = "▁", "</s>"  # SentencePiece's
 
 
 class Token(NamedTuple):
-    """A token of a translation.
+    """A token of a translation."""
 
-    Attributes:
-        text: the piece, with "▁" for a space; "</s>" for EOS.
-        log_prob: log P in nats, given the source and the tokens before.
-        source: the index in Translation.source of the piece with the largest attention; -1 if there
-            is none.
-    """
-
-    text: str
-    log_prob: float
+    text: str  # the piece, with "▁" for a space; "</s>" for EOS
+    log_prob: float  # log P in nats, given the source and the tokens before
+    # the index in Translation.source of the piece with the largest attention; -1 if there is none
     source: int
 
 

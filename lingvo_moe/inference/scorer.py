@@ -19,35 +19,21 @@ ScoreFn = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
 
 
 class GivenBatch(NamedTuple):
-    """Given translations of a batch, padded.
+    """Given translations of a batch, padded."""
 
-    Attributes:
-        source_ids: int32 [B, L], with tags and EOS.
-        source_lengths: int32 [B].
-        target_ids: int32 [B, T], with EOS.
-        target_lengths: int32 [B].
-        tasks: int32 [B].
-    """
-
-    source_ids: np.ndarray
-    source_lengths: np.ndarray
-    target_ids: np.ndarray
-    target_lengths: np.ndarray
-    tasks: np.ndarray
+    source_ids: np.ndarray  # int32 [B, L], with tags and EOS
+    source_lengths: np.ndarray  # int32 [B]
+    target_ids: np.ndarray  # int32 [B, T], with EOS
+    target_lengths: np.ndarray  # int32 [B]
+    tasks: np.ndarray  # int32 [B]
 
 
 class Score(NamedTuple):
-    """The log-probability of a translation.
+    """The log-probability of a translation."""
 
-    Attributes:
-        log_prob: log P of the translation given its source, in nats, with EOS.
-        tokens: the pieces of the translation; the last is "</s>" (EOS).
-        token_log_probs: log P of each piece, given the source and the pieces before it; their sum
-            is log_prob.
-    """
-
-    log_prob: float
-    tokens: tuple[str, ...]
+    log_prob: float  # log P of the translation given its source, in nats, with EOS
+    tokens: tuple[str, ...]  # the pieces of the translation; the last is "</s>" (EOS)
+    # log P of each piece, given the source and the pieces before it; their sum is log_prob
     token_log_probs: tuple[float, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -58,11 +44,8 @@ class Score(NamedTuple):
 
 
 def check_parallel(sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Checks that sources and targets are lists of texts, one target for each source.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Checks that sources and targets are lists of texts, one target for each source. Raises
+    ValueError: they are not."""
     check_texts("sources", sources)
     check_texts("targets", targets)
     if len(sources) != len(targets):
@@ -74,17 +57,11 @@ def check_parallel(sources: Sequence[str], targets: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-    """Scores pairs of sentences with one model.
+    """Scores pairs of sentences with one model."""
 
-    Attributes:
-        model_dir: vocabularies, tags and tasks.
-        score_ids: scores a batch, such as a runtime's `score`.
-        batch_tokens: tokens of either side that are scored together, padding included.
-    """
-
-    model_dir: ModelDir
-    score_ids: ScoreFn
-    batch_tokens: int = 2048
+    model_dir: ModelDir  # vocabularies, tags and tasks
+    score_ids: ScoreFn  # scores a batch, such as a runtime's `score`
+    batch_tokens: int = 2048  # tokens of either side that are scored together, padding included
 
     def __call__(
         self,
@@ -103,11 +80,9 @@ class Scorer:
             source_language: of the sources; needed only by models that have its tag or route by it.
             first_line: number of the first pair, for errors.
 
-        Raises:
-            ValueError: there are not as many targets as sources, the model does not know a
-                language, or it needs the source language and gets none; or a sentence has too many
-                tokens. The limit is MAX_TOKENS or the number that the model can translate,
-                whichever is larger.
+        Raises ValueError: there are not as many targets as sources, the model does not know a
+        language, or it needs the source language and gets none; or a sentence has too many tokens.
+        The limit is MAX_TOKENS or the number that the model can translate, whichever is larger.
         """
         given = self.given_batches(sources, targets, target_language, source_language, first_line)
         scores: dict[int, Score] = {}
@@ -161,8 +136,7 @@ def check_lengths(side: str, lengths: Iterable[int], longest: int, first_line: i
         longest: tokens of the longest sentence that the model translates.
         first_line: number of the first sentence.
 
-    Raises:
-        ValueError: one has more than MAX_TOKENS and than `longest` tokens.
+    Raises ValueError: one has more than MAX_TOKENS and than `longest` tokens.
     """
     most = max(MAX_TOKENS, longest)
     for number, length in enumerate(lengths, start=first_line):

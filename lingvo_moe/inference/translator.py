@@ -31,10 +31,7 @@ TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray, Request], BeamOutput
 
 def check_texts(name: str, texts: Any) -> None:
     """Checks that an argument is a list of texts; a single text would be read letter by letter.
-
-    Raises:
-        ValueError: it is not, or a text cannot be encoded.
-    """
+    Raises ValueError: it is not, or a text cannot be encoded."""
     if isinstance(texts, str) or not hasattr(texts, "__len__"):
         raise ValueError(f"{name} must be a list of texts, got {short_repr(texts)}.")
     for i, text in enumerate(texts):
@@ -78,8 +75,7 @@ def request_of(decoding: BeamSearchParams, target: Vocabulary, longest: int) -> 
         target: the vocabulary.
         longest: tokens of a prefix, at most.
 
-    Raises:
-        ValueError: the prefix is longer.
+    Raises ValueError: the prefix is longer.
     """
     (prefix,) = target.encode([decoding.target_prefix.rstrip()])
     check_prefix("target_prefix", len(prefix), longest)
@@ -88,11 +84,8 @@ def request_of(decoding: BeamSearchParams, target: Vocabulary, longest: int) -> 
 
 
 def export_request(model_dir: ModelDir) -> Request:
-    """How an export searches: as the params say.
-
-    Raises:
-        ValueError: they have an option that an export does not carry out.
-    """
+    """How an export searches: as the params say. Raises ValueError: they have an option that an
+    export does not carry out."""
     decoding = model_dir.params.decoding
     for name in _NOT_EXPORTED:
         if getattr(decoding, name):
@@ -108,37 +101,25 @@ def export_request(model_dir: ModelDir) -> Request:
 
 @dataclasses.dataclass(frozen=True)
 class Translator:
-    """Translates sentences with one model.
+    """Translates sentences with one model."""
 
-    Attributes:
-        translate_ids: decodes a batch, such as a runtime's `translate`.
-        source: source vocabulary.
-        target: target vocabulary.
-        prefix: (source language or None, target language) -> ids in front of a sentence, such as
-            `ModelDir.prefix`.
-        task_id: (source language or None, target language) -> the task that a router by task goes
-            by, such as `TranslationTask.task_id`.
-        part_pieces: largest number of pieces of what is translated as a whole.
-        decoding: how to search.
-        tags: number of language tags in front of a translation; the score counts them.
-        forms: target language -> form of its translations, such as `ModelDir.forms`.
-        fitted: values of params of decoding that are FROM_DATA.
-        penalties: as of a Request.
-        pairs: the model's language pairs, such as "de-en".
-    """
-
-    translate_ids: TranslateFn
-    source: Vocabulary
-    target: Vocabulary
+    translate_ids: TranslateFn  # decodes a batch, such as a runtime's `translate`
+    source: Vocabulary  # source vocabulary
+    target: Vocabulary  # target vocabulary
+    # (source language or None, target language) -> ids in front of a sentence, such as
+    # `ModelDir.prefix`
     prefix: Callable[[str | None, str], list[int]]
+    # (source language or None, target language) -> the task that a router by task goes by, such as
+    # `TranslationTask.task_id`
     task_id: Callable[[str | None, str], int]
-    part_pieces: int
-    decoding: BeamSearchParams
-    tags: int = 0
+    part_pieces: int  # largest number of pieces of what is translated as a whole
+    decoding: BeamSearchParams  # how to search
+    tags: int = 0  # number of language tags in front of a translation; the score counts them
+    # target language -> form of its translations, such as `ModelDir.forms`
     forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fitted: Fitted = UNFITTED
-    penalties: tuple[float, ...] = ()
-    pairs: Sequence[str] = ()
+    fitted: Fitted = UNFITTED  # values of params of decoding that are FROM_DATA
+    penalties: tuple[float, ...] = ()  # as of a Request
+    pairs: Sequence[str] = ()  # the model's language pairs, such as "de-en"
 
     @staticmethod
     def of(model_dir: ModelDir, translate_ids: TranslateFn) -> "Translator":
@@ -191,14 +172,10 @@ class Translator:
             warn: takes a line about sentences that are too long, before they are translated.
             first_line: number of the first sentence, for that line.
 
-        Returns:
-            For each sentence its n best translations, best first. If the search found fewer, the
-            last are empty with score -inf.
-
-        Raises:
-            ValueError: the model does not know a language; or it needs the source language
-                and gets none, or one that it was not trained on; or a prefix is too long; or the
-                sentences are not a list of texts.
+        Returns for each sentence its n best translations, best first. If the search found fewer,
+        the last are empty with score -inf. Raises ValueError: the model does not know a language;
+        or it needs the source language and gets none, or one that it was not trained on; or a
+        prefix is too long; or the sentences are not a list of texts.
         """
         check_texts("sentences", sentences)
         prefix = self.prefix(source_language, target_language)
@@ -237,11 +214,8 @@ class Translator:
         Args:
             As those of a call; sentences are read as they are needed.
 
-        Yields:
-            The n best translations of each sentence.
-
-        Raises:
-            ValueError: as a call, when the sentence is reached.
+        Yields the n best translations of each sentence. Raises ValueError: as a call, when the
+        sentence is reached.
         """
         for block in blocks(sentences, BLOCK):
             yield from self(block, target_language, source_language, progress, warn, first_line)
@@ -252,11 +226,7 @@ class Translator:
 
     @property
     def request(self) -> Request:
-        """How to search, in ids.
-
-        Raises:
-            ValueError: a prefix is too long.
-        """
+        """How to search, in ids. Raises ValueError: a prefix is too long."""
         # Before Python 3.12 a functools.cached_property of one translator locks those of others.
         if "_request" not in vars(self):
             vars(self)["_request"] = self._make_request()

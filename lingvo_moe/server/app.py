@@ -51,18 +51,13 @@ _PAGE_HEADERS = {
 
 
 class _Settings(NamedTuple):
-    """The common settings of the items of a batch.
+    """The common settings of the items of a batch."""
 
-    Attributes:
-        method: of a Served: "translate", "score" or "explain".
-        to, source_language: languages.
-        options: of the search, as JSON.
-    """
-
-    method: str
+    method: str  # of a Served: "translate", "score" or "explain"
+    # to, source_language: languages
     to: str
     source_language: str | None
-    options: str = "{}"
+    options: str = "{}"  # of the search, as JSON
 
 
 class _Closing:
@@ -130,8 +125,7 @@ class Server:
         Args:
             seconds: limit of the wait; requests that are then open are refused too.
 
-        Returns:
-            The number of unanswered requests.
+        Returns the number of unanswered requests.
         """
         self._draining.set()
         end = time.monotonic() + seconds

@@ -98,9 +98,8 @@ class Batcher:
             tokens: the length of each.
             settings: such as languages; a batch has only sentences with equal settings.
 
-        Raises:
-            QueueFull: the queue has no room for all of them.
-            Exception: an error of `translate` for a batch with one of them.
+        Raises QueueFull: the queue has no room for all of them; Exception: an error of `translate`
+        for a batch with one of them.
         """
         if not sentences:  # translate checks the settings
             return await self._answers([], settings)

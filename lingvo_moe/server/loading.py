@@ -26,8 +26,7 @@ def load(
         overrides: `--set` texts for a logdir; an export ignores them.
         make_runtime: makes the runtime of a logdir's model.
 
-    Raises:
-        ValueError, OSError: path is neither a logdir nor an export, or is damaged.
+    Raises ValueError, OSError: path is neither a logdir nor an export, or is damaged.
     """
     if is_saved_model(path):
         loaded: Model | Exported = Exported(path)
@@ -45,11 +44,8 @@ def load_all(
     overrides: Sequence[str] = (),
     make_runtime: RuntimeFn = Local,
 ) -> dict[str, Served]:
-    """The models of `--model` texts, NAME=DIR or DIR, by name; see `load`.
-
-    Raises:
-        ValueError, OSError: two have the same name, or one cannot be loaded.
-    """
+    """The models of `--model` texts, NAME=DIR or DIR, by name; see `load`. Raises ValueError,
+    OSError: two have the same name, or one cannot be loaded."""
     named = [split_name(text) for text in texts]
     names = [name for name, _ in named]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -60,11 +56,8 @@ def load_all(
 
 
 def split_name(text: str) -> tuple[str, Path]:
-    """The name and the directory of "NAME=DIR"; without NAME= that of the directory.
-
-    Raises:
-        ValueError: there is no name.
-    """
+    """The name and the directory of "NAME=DIR"; without NAME= that of the directory. Raises
+    ValueError: there is no name."""
     name, equals, directory = text.partition("=")
     if not equals or Path(text).exists():
         name, directory = Path(text).resolve().name, text

@@ -23,17 +23,11 @@ class TooLong(ValueError):
 
 
 class Size(NamedTuple):
-    """The size of a sentence, or of all its parts together if it is split.
+    """The size of a sentence, or of all its parts together if it is split."""
 
-    Attributes:
-        pieces: number of pieces that are read.
-        left_out: number of pieces that are not.
-        longest: number of tokens of its longest translation.
-    """
-
-    pieces: int
-    left_out: int
-    longest: int
+    pieces: int  # number of pieces that are read
+    left_out: int  # number of pieces that are not
+    longest: int  # number of tokens of its longest translation
 
     @property
     def tokens(self) -> int:
@@ -69,12 +63,9 @@ class Served:
         self._batch_tokens = 2 * limits.max_batch_tokens
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
-        """Checks options and measures sentences, before a request waits.
-
-        Raises:
-            ValueError: an option that does not exist, or whose value is not allowed.
-            TooLong: a translation may be too long.
-        """
+        """Checks options and measures sentences, before a request waits. Raises ValueError: an
+        option that does not exist, or whose value is not allowed; TooLong: a translation may be too
+        long."""
         translator = self._loaded.translator(**{"n_best": 1, **options})
         search, room = translator.decoding.filled(translator.fitted), translator.part_pieces
         for name, largest in self._largest.items():
@@ -103,11 +94,8 @@ class Served:
     def translate(
         self, sentences: Sequence[str], to: str, *, source_language: str | None, **options: Any
     ) -> list[list[Translation]]:
-        """Translates sentences; without the option n_best, one translation of each.
-
-        Raises:
-            ValueError: the model does not know a language, or needs the source language.
-        """
+        """Translates sentences; without the option n_best, one translation of each. Raises
+        ValueError: the model does not know a language, or needs the source language."""
         return self._loaded.translate(
             sentences,
             to,
@@ -130,11 +118,7 @@ class Served:
         *,
         source_language: str | None,
     ) -> list[Score]:
-        """The log-probability of each target.
-
-        Raises:
-            ValueError: as `translate`.
-        """
+        """The log-probability of each target. Raises ValueError: as `translate`."""
         return self._loaded.score(sources, targets, to, source_language=source_language)
 
     def explain(self, *given: Any, **language: Any) -> list[Explanation]:

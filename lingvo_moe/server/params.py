@@ -23,8 +23,7 @@ class ServerParams(Params):
         max_sentences: of a request.
         max_characters: of a sentence.
 
-    Raises:
-        ValueError: a value is out of range, or a request may have more sentences than may wait.
+    Raises ValueError: a value is out of range, or a request may have more sentences than may wait.
     """
 
     n_best: PositiveInt = 4

@@ -40,8 +40,7 @@ def read_translate(body: bytes, limits: ServerParams, options: Sequence[str]) ->
         limits: the limits of a request.
         options: names of further fields, which the model checks; null means not given.
 
-    Raises:
-        HTTPException: it is not valid; the message has one line.
+    Raises HTTPException: it is not valid; the message has one line.
     """
     asked = _object(body, (*_TRANSLATE, *options))
     fields = _checked(asked, _TRANSLATE)
@@ -54,10 +53,7 @@ def read_score(body: bytes, limits: ServerParams) -> SimpleNamespace:
     """Parses the body of /v1/score.
 
     The result has the fields `sources`, `targets`, `to`, `model`, `source_language` and `experts`,
-    whether to show them.
-
-    Raises:
-        HTTPException: as `read_translate`.
+    whether to show them. Raises HTTPException: as `read_translate`.
     """
     fields = _checked(_object(body, _SCORE), _SCORE)
     sources, targets = fields["sources"], fields["targets"]

@@ -62,8 +62,7 @@ def bind(host: str, port: int) -> socket.socket:
         host: such as "127.0.0.1", "0.0.0.0" or "::1".
         port: 0 for any that is free.
 
-    Raises:
-        OSError: the address cannot be used.
+    Raises OSError: the address cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -105,8 +104,7 @@ def serve(
         report: takes a line when clients can connect, when a signal arrives, and at the end if
             requests were left unanswered.
 
-    Raises:
-        OSError: another process has begun to listen at the address since `bind`.
+    Raises OSError: another process has begun to listen at the address since `bind`.
     """
     try:
         listener.listen(BACKLOG)

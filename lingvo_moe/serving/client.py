@@ -164,11 +164,8 @@ class WithCTranslate2:
 
 
 def load(directory):
-    """The SavedModel of an export, and the names of the languages that it takes.
-
-    Raises:
-        ValueError, OSError: it is damaged, or none of lingvo-moe-export.
-    """
+    """The SavedModel of an export, and the names of the languages that it takes. Raises ValueError,
+    OSError: it is damaged, or none of lingvo-moe-export."""
     check_path(directory)
     with quiet():
         # tensorflow_text registers the SentencePiece ops of the graph. It is imported here because
@@ -202,11 +199,8 @@ def check_path(path):
 
 
 def call(function, *texts, **given):
-    """The outputs of a function of a SavedModel.
-
-    Raises:
-        ValueError: the model does not know a language, or an option does not fit.
-    """
+    """The outputs of a function of a SavedModel. Raises ValueError: the model does not know a
+    language, or an option does not fit."""
     import tensorflow as tf
 
     given = {name: tf.convert_to_tensor(value) for name, value in given.items()}
@@ -239,10 +233,7 @@ def plain(value):
 
 def translate(engine, sentences, to="en", source_language=None, batch_tokens=2048):
     """Yields the best translation of each sentence, each one line; warns of those that are cut.
-
-    Raises:
-        ValueError: the model does not know a language, or needs the source language.
-    """
+    Raises ValueError: the model does not know a language, or needs the source language."""
     about, room = engine.about, engine.about["part_pieces"]
     given = {"target_language": to, "source_language": source_language}
     if source_language is None and "source_language" in engine.wanted:

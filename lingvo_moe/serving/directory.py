@@ -33,12 +33,8 @@ def new_export(output: Path, program: str | None, name: str, overwrite: bool) ->
         name: the name of its copy.
         overwrite: whether to replace an earlier export.
 
-    Yields:
-        The directory to write into.
-
-    Raises:
-        ValueError: output holds something other than an export, or an export without `overwrite`.
-        OSError: output cannot be written.
+    Yields the directory to write into. Raises ValueError: output holds something other than an
+    export, or an export without `overwrite`; OSError: output cannot be written.
     """
     with new_directory(output, MAKER, overwrite) as directory:
         yield directory

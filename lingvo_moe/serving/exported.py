@@ -27,11 +27,8 @@ _NO_OPTIONS = ("forbidden", "cache", "rules")
 
 
 def is_saved_model(directory: Path) -> bool:
-    """Whether a model's directory is an exported SavedModel; else it is a logdir.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Whether a model's directory is an exported SavedModel; else it is a logdir. Raises
+    ValueError: it is neither."""
     if (directory / "model.json").exists():
         return False
     if (directory / "saved_model.pb").exists():
@@ -62,11 +59,7 @@ class Exported(OneProcess):
     n_best = MAX_BEAM
 
     def __init__(self, path: str | Path):
-        """Loads it.
-
-        Raises:
-            ValueError, OSError: it is no export, or is damaged.
-        """
+        """Loads it. Raises ValueError, OSError: it is no export, or is damaged."""
         super().__init__(path)
         self.path = path
         self._model, self._wanted = client.load(path)
@@ -105,8 +98,7 @@ class Exported(OneProcess):
         Args:
             **options: as for `translate`.
 
-        Raises:
-            ValueError: one that does not exist, does not fit, or is not in the export.
+        Raises ValueError: one that does not exist, does not fit, or is not in the export.
         """
         search = self.search.with_options(options)
         for name in options:
@@ -191,11 +183,8 @@ class Exported(OneProcess):
         return parts_of(client.plain(output), search.n_best, search.tokens)
 
     def languages_of(self, to: str, source_language: str | None) -> dict[str, tf.Tensor]:
-        """The language arguments of the SavedModel.
-
-        Raises:
-            ValueError: it does not know one, or needs the source language.
-        """
+        """The language arguments of the SavedModel. Raises ValueError: it does not know one, or
+        needs the source language."""
         check_target_language(to, self.languages)
         if self.needs_source_language and source_language is None:
             raise ValueError(
@@ -209,15 +198,10 @@ class Exported(OneProcess):
 
 @dataclasses.dataclass(frozen=True)
 class ExportedTranslator:
-    """Translates as `lingvo_moe.inference.translator.Translator`, with an export.
+    """Translates as `lingvo_moe.inference.translator.Translator`, with an export."""
 
-    Attributes:
-        exported: the export.
-        decoding: how to search.
-    """
-
-    exported: Exported
-    decoding: BeamSearchParams
+    exported: Exported  # the export
+    decoding: BeamSearchParams  # how to search
 
     @property
     def fitted(self) -> Fitted:

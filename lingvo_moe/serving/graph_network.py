@@ -18,14 +18,10 @@ class Packed(NamedTuple):
 
     A loop in a graph has one input for each tensor that it uses, with a name in each of its
     functions. For hundreds of weights these would be half of the graph.
-
-    Attributes:
-        weights: an Optional of all weights, a NestedMap.
-        decoder: a NestedMap with `embedding.table` alone, because a search reads its dtype for the
-            caches.
     """
 
-    weights: tf.experimental.Optional
+    weights: tf.experimental.Optional  # an Optional of all weights, a NestedMap
+    # a NestedMap with `embedding.table` alone, because a search reads its dtype for the caches
     decoder: NestedMap
 
     @staticmethod

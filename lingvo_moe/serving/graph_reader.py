@@ -12,21 +12,13 @@ from lingvo_moe.tasks.translation import TranslationTask
 
 
 class Read(NamedTuple):
-    """Sentences as the network reads them.
+    """Sentences as the network reads them."""
 
-    Attributes:
-        ids: int32 [B, L], with tags and EOS.
-        lengths: int32 [B].
-        tasks: int32 [B].
-        pieces: string [B, L], without tags and EOS; then "".
-        left_out: int32 [B], number of pieces cut.
-    """
-
-    ids: tf.Tensor
-    lengths: tf.Tensor
-    tasks: tf.Tensor
-    pieces: tf.Tensor
-    left_out: tf.Tensor
+    ids: tf.Tensor  # int32 [B, L], with tags and EOS
+    lengths: tf.Tensor  # int32 [B]
+    tasks: tf.Tensor  # int32 [B]
+    pieces: tf.Tensor  # string [B, L], without tags and EOS; then ""
+    left_out: tf.Tensor  # int32 [B], number of pieces cut
 
 
 class SentenceEncoder:

@@ -63,8 +63,7 @@ class GraphVocabulary:
 
     def _detokenize(self, tokenizer, rows):
         """The text of each row. SentencePiece removes the space of the first piece; the tokenizer
-        removes all spaces there, so a known piece is put before them.
-        """
+        removes all spaces there, so a known piece is put before them."""
         if not self._vocabulary.keeps_first_spaces:
             return tokenizer.detokenize(rows)
         rows = tf.ragged.boolean_mask(rows, tf.gather(self._is_shown(), rows))

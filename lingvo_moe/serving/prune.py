@@ -32,11 +32,7 @@ def importance(record: RoutingRecord, pairs: Sequence[str]) -> dict[str, np.ndar
         record: of routing on dev.
         pairs: of the pruned model.
 
-    Returns:
-        Layer -> float [E].
-
-    Raises:
-        ValueError: the record has no tokens of a pair.
+    Returns layer -> float [E]. Raises ValueError: the record has no tokens of a pair.
     """
     rows = [record.pairs.index(pair) for pair in pairs]
     first = record.pair_first[:, rows]  # [Y, P, E]
@@ -66,11 +62,8 @@ class Pruning(Params):
     languages: tuple[str, ...] = ()
 
     def pairs(self, model_dir: ModelDir) -> tuple[str, ...]:
-        """The pairs of the pruned model.
-
-        Raises:
-            ValueError: a language or pair that the model was not trained on.
-        """
+        """The pairs of the pruned model. Raises ValueError: a language or pair that the model was
+        not trained on."""
         trained = model_dir.translated_pairs
         if not trained:  # an imported model
             trained = RoutingRecord.load(model_dir.routing_path).pairs
@@ -84,12 +77,8 @@ class Pruning(Params):
         return tuple(pair for pair in trained if wanted & {pair, *pair.split("-")})
 
     def check(self, model_dir: ModelDir) -> None:
-        """Checks that a model can be pruned.
-
-        Raises:
-            ValueError: it has no experts, none that can be removed, or no record of routing; or a
-                layer would keep fewer experts than a token needs.
-        """
+        """Checks that a model can be pruned. Raises ValueError: it has no experts, none that can be
+        removed, or no record of routing; or a layer would keep fewer experts than a token needs."""
         moe = model_dir.params.model.moe
         if moe is None:
             raise ValueError(f"{model_dir.path} is of a model without experts; drop --prune.")
@@ -113,11 +102,8 @@ class Pruning(Params):
                 ) from error
 
     def kept(self, model_dir: ModelDir) -> dict[str, np.ndarray]:
-        """The experts that each layer keeps, in ascending order.
-
-        Raises:
-            ValueError: as `pairs` and `importance`.
-        """
+        """The experts that each layer keeps, in ascending order. Raises ValueError: as `pairs` and
+        `importance`."""
         scores = importance(RoutingRecord.load(model_dir.routing_path), self.pairs(model_dir))
         counts = {layer: max(1, round((1 - self.share) * len(of))) for layer, of in scores.items()}
         return {
@@ -132,8 +118,7 @@ class Pruning(Params):
             model_dir: the trained model.
             theta: its weights, arrays.
 
-        Raises:
-            ValueError: as `check` and `pairs`.
+        Raises ValueError: as `check` and `pairs`.
         """
         self.check(model_dir)
         kept = self.kept(model_dir)
@@ -163,8 +148,7 @@ class Pruning(Params):
         Args:
             model_dir: the trained model.
 
-        Raises:
-            ValueError: as `pairs`.
+        Raises ValueError: as `pairs`.
         """
         pairs = self.pairs(model_dir)
         sources, targets = map(set, zip(*(pair.split("-") for pair in pairs), strict=True))

@@ -27,12 +27,8 @@ def compare(
         split: "dev" or "test".
         report: takes warnings of sentences that are too long.
 
-    Returns:
-        A row for each pair of the export with lines in the split: lines, BLEU of both, and the
-        difference; and the means.
-
-    Raises:
-        ValueError: there is no such pair.
+    Returns a row for each pair of the export with lines in the split: lines, BLEU of both, and the
+    difference; and the means. Raises ValueError: there is no such pair.
     """
     has = {pair.name for pair in dataset.pairs if pair.examples.get(split)}
     pairs = [name for name in exported.pairs or sorted(has) if name in has]  # or it is imported

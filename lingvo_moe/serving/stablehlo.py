@@ -43,17 +43,12 @@ _BATCH, _MANIFEST = "batch.npz", "manifest.json"
 
 
 class Program(NamedTuple):
-    """A function before it is lowered.
+    """A function before it is lowered."""
 
-    Attributes:
-        function: takes flat NestedMaps of tensors; returns a dict of tensors, or a tuple of dicts.
-        arguments: name -> ArraySpec for each of its arguments.
-        donated: the arguments whose memory the results may use.
-    """
-
+    # takes flat NestedMaps of tensors; returns a dict of tensors, or a tuple of dicts
     function: Callable
-    arguments: Sequence[Mapping[str, ArraySpec]]
-    donated: tuple[int, ...] = ()
+    arguments: Sequence[Mapping[str, ArraySpec]]  # name -> ArraySpec for each of its arguments
+    donated: tuple[int, ...] = ()  # the arguments whose memory the results may use
 
 
 def train_program(task: TranslationTask) -> Program:
@@ -102,9 +97,7 @@ def write(name: str, params: TranslationParams, output: Path) -> None:
         params: its params; they give the shapes of a batch.
         output: an empty directory.
 
-    Raises:
-        ValueError: the shapes do not fit.
-        OSError: output cannot be written.
+    Raises ValueError: the shapes do not fit; OSError: output cannot be written.
     """
     task = static(TranslationTask(params))
     programs = {_INITIALIZE: initialize_program(task), TRAIN: train_program(task)}
@@ -155,8 +148,7 @@ def lower(program: Program, platforms: Sequence[str] = PLATFORMS) -> export.Expo
         program: what to lower.
         platforms: some of PLATFORMS; the time grows with their number.
 
-    Raises:
-        ValueError: the shapes do not fit.
+    Raises ValueError: the shapes do not fit.
     """
 
     def run(*flat):

@@ -79,11 +79,9 @@ class Adafactor(Optimizer):
         """The scaling of the update grad / √moment by the gradient's second moment.
 
         For large weights memory limits the speed. So the only tensors of a weight's size are its
-        squares and the factor of the gradient.
-
-        Returns:
-            A function, step -> step / √moment, where step has size 1 along the weight's axes; the
-            mean square of the update, of step's shape; and the slots after this step.
+        squares and the factor of the gradient. Returns a function, step -> step / √moment, where
+        step has size 1 along the weight's axes; the mean square of the update, of step's shape; and
+        the slots after this step.
         """
         beta2 = tf.minimum(1.0 - count**-self.beta2_exponent, self.beta2)
         axes, squared = self.weight_axes(spec), tf.square(grad)

@@ -29,8 +29,7 @@ class Averaging(Params, abc.ABC):
             steps: the steps of all checkpoints, ascending.
             step: the step of the wanted checkpoint.
 
-        Raises:
-            ValueError: the average needs more checkpoints.
+        Raises ValueError: the average needs more checkpoints.
         """
         del steps
         return [step]
@@ -42,8 +41,7 @@ class Averaging(Params, abc.ABC):
         Args:
             checkpoints: the tensors of each checkpoint of `steps`, by name.
 
-        Raises:
-            ValueError: the checkpoints cannot be averaged.
+        Raises ValueError: the checkpoints cannot be averaged.
         """
 
 

@@ -89,18 +89,12 @@ class StoredTensor:
     """A tensor in a bundle, which is read on demand.
 
     `stored[0:2, 4:8]` reads one part, `np.asarray(stored)` the whole tensor.
-
-    Attributes:
-        prefix: of the bundle.
-        name: the tensor's name in it.
-        shape: of the whole tensor.
-        tf_dtype: of its elements, for TensorFlow.
     """
 
-    prefix: str
-    name: str
-    shape: tuple[int, ...]
-    tf_dtype: tf.DType
+    prefix: str  # of the bundle
+    name: str  # the tensor's name in it
+    shape: tuple[int, ...]  # of the whole tensor
+    tf_dtype: tf.DType  # of its elements, for TensorFlow
 
     @property
     def dtype(self) -> np.dtype:
@@ -113,12 +107,8 @@ class StoredTensor:
         return math.prod(self.shape) * self.tf_dtype.size
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
-        """Reads the part selected by slices of step 1.
-
-        Raises:
-            IndexError: the index is not made of such slices.
-            OSError: the part is damaged, or the bundle was deleted.
-        """
+        """Reads the part selected by slices of step 1. Raises IndexError: the index is not made of
+        such slices; OSError: the part is damaged, or the bundle was deleted."""
         box = Box.of(index if isinstance(index, tuple) else (index,), self.shape)
         if 0 in box.lengths:
             return np.empty(box.lengths, self.dtype)
@@ -173,11 +163,8 @@ def local_pieces(tensors: Mapping[str, Any], process_index: int) -> Iterator[Ten
 
 
 def write_pieces(prefix: Path, pieces: Iterable[TensorSlice]) -> None:
-    """Writes pieces as bundles `prefix`-00000, `prefix`-00001, … of bounded size.
-
-    Raises:
-        OSError, tf.errors.OpError: they could not be written.
-    """
+    """Writes pieces as bundles `prefix`-00000, `prefix`-00001, … of bounded size. Raises OSError,
+    tf.errors.OpError: they could not be written."""
     for number, batch in enumerate(_batches(pieces)):
         tf.raw_ops.SaveV2(
             prefix=f"{prefix}-{number:05d}",
@@ -188,11 +175,8 @@ def write_pieces(prefix: Path, pieces: Iterable[TensorSlice]) -> None:
 
 
 def merge_bundles(prefixes: Iterable[Path], destination: Path) -> None:
-    """Merges bundles on one file system into one: renames the data files, writes one index.
-
-    Raises:
-        OSError, tf.errors.OpError: it could not be written.
-    """
+    """Merges bundles on one file system into one: renames the data files, writes one index. Raises
+    OSError, tf.errors.OpError: it could not be written."""
     tf.raw_ops.MergeV2Checkpoints(
         checkpoint_prefixes=[str(prefix) for prefix in prefixes],
         destination_prefix=str(destination),
@@ -201,12 +185,9 @@ def merge_bundles(prefixes: Iterable[Path], destination: Path) -> None:
 
 
 def open_bundle(prefix: Path) -> dict[str, StoredTensor]:
-    """The tensors of a bundle by name, none of them read yet.
-
-    Raises:
-        OSError: data is missing; a checksum of each piece is verified only when it is read.
-        ValueError, RuntimeError, tf.errors.OpError: there is no bundle, or its index is damaged.
-    """
+    """The tensors of a bundle by name, none of them read yet. Raises OSError: data is missing; a
+    checksum of each piece is verified only when it is read; ValueError, RuntimeError,
+    tf.errors.OpError: there is no bundle, or its index is damaged."""
     reader = tf.train.load_checkpoint(str(prefix))
     dtypes = reader.get_variable_to_dtype_map()
     tensors = {

@@ -35,18 +35,13 @@ _SCRATCH = re.compile(r"step_\d{8,}(\.removed)?\.partial")
 
 
 class Best(NamedTuple):
-    """The best evaluation so far.
+    """The best evaluation so far."""
 
-    Attributes:
-        step: its step; None before the first evaluation.
-        loss: what train.best_by minimizes, such as its dev loss in nats per token; infinite before
-            the first evaluation.
-        evaluations_since: number of evaluations after it.
-    """
-
-    step: int | None = None
+    step: int | None = None  # its step; None before the first evaluation
+    # what train.best_by minimizes, such as its dev loss in nats per token; infinite before the
+    # first evaluation
     loss: float = math.inf
-    evaluations_since: int = 0
+    evaluations_since: int = 0  # number of evaluations after it
 
 
 NO_BEST = Best()
@@ -54,38 +49,25 @@ NO_BEST = Best()
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """An open checkpoint.
+    """An open checkpoint."""
 
-    Attributes:
-        path: its directory.
-        step: number of steps trained.
-        tensors: by name; read on demand.
-    """
-
-    path: Path
-    step: int
-    tensors: Mapping[str, StoredTensor]
+    path: Path  # its directory
+    step: int  # number of steps trained
+    tensors: Mapping[str, StoredTensor]  # by name; read on demand
 
     @property
     def best(self) -> Best:
-        """The best evaluation at the time of saving.
-
-        Raises:
-            OSError: its info.json is missing or damaged.
-        """
+        """The best evaluation at the time of saving. Raises OSError: its info.json is missing or
+        damaged."""
         return _read_best(self.path)
 
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """A policy: which checkpoints are kept, besides the best ones and the one saved last.
+    """A policy: which checkpoints are kept, besides the best ones and the one saved last."""
 
-    Attributes:
-        newest: number of newest ones.
-        steps: checkpoints of multiples of this step are kept forever; None for none.
-    """
-
-    newest: int = 3
+    newest: int = 3  # number of newest ones
+    # checkpoints of multiples of this step are kept forever; None for none
     steps: int | None = None
 
     def __call__(self, steps: Sequence[int]) -> set[int]:
@@ -102,16 +84,12 @@ class Checkpointer:
     which names the best checkpoint so far. It is written under another name, synced and renamed, so
     a crash or a full disk does not damage earlier checkpoints. Every process writes the pieces it
     holds; readers do not depend on how tensors were split.
-
-    Attributes:
-        directory: of the checkpoints, on a file system that all processes share.
-        keep: which checkpoints to keep; the best and the one just saved are always kept too.
-        process: this process. All processes call `save` and `resume` together.
     """
 
-    directory: Path
+    directory: Path  # of the checkpoints, on a file system that all processes share
+    # which checkpoints to keep; the best and the one just saved are always kept too
     keep: Retention = Retention()
-    process: Process = ALONE
+    process: Process = ALONE  # this process. All processes call `save` and `resume` together.
 
     def save(self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST) -> Path:
         """Writes a checkpoint and removes old ones.
@@ -121,9 +99,8 @@ class Checkpointer:
             tensors: by name: arrays, tensors, or jax.Arrays in shards over devices.
             best: the best evaluation so far; that of the first process is used.
 
-        Raises:
-            FloatingPointError: a tensor has NaN or infinity; nothing is saved.
-            OSError: a process could not write it; earlier checkpoints are unchanged.
+        Raises FloatingPointError: a tensor has NaN or infinity; nothing is saved; OSError: a
+        process could not write it; earlier checkpoints are unchanged.
         """
         final = self._path(step)
         partial = final.with_name(final.name + ".partial")
@@ -178,9 +155,8 @@ class Checkpointer:
             use: reads the tensors it needs. If a running training finds a better checkpoint and
                 removes this one meanwhile, `use` is called again with the better one.
 
-        Raises:
-            OSError: it is missing, truncated or otherwise unreadable. A damaged piece raises
-                OSError when it is read, by its checksum.
+        Raises OSError: it is missing, truncated or otherwise unreadable. A damaged piece raises
+        OSError when it is read, by its checksum.
         """
         while True:
             wanted = self.best() if step is None else step
@@ -210,8 +186,7 @@ class Checkpointer:
             use: reads the tensors it needs. If a piece is damaged (OSError), `use` is called again
                 with the checkpoint before.
 
-        Raises:
-            OSError: none of the checkpoints can be read, or the directory cannot be written.
+        Raises OSError: none of the checkpoints can be read, or the directory cannot be written.
         """
         checkpoint = self._newest(use)
         self._together(
@@ -350,9 +325,8 @@ def check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ..
         tensors: by name, each with a shape.
         shapes: of the model's tensors, by name.
 
-    Raises:
-        ValueError: a tensor is missing or of another shape, or there is a weight ("theta/…") that
-            the model does not have.
+    Raises ValueError: a tensor is missing or of another shape, or there is a weight ("theta/…")
+    that the model does not have.
     """
     for name, shape in shapes.items():
         if name not in tensors:

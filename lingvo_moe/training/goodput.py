@@ -47,11 +47,8 @@ class Goodput:
         self._kind = phase.name
 
     def save(self) -> Callable[[], None]:
-        """Begins a save of the steps so far.
-
-        Returns:
-            A function to call, in any thread, when the checkpoint is complete. It writes the file.
-        """
+        """Begins a save of the steps so far. Returns a function to call, in any thread, when the
+        checkpoint is complete. It writes the file."""
         self._count()
         seconds, until = dict(self._seconds), self._wall()
 

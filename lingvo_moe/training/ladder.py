@@ -38,8 +38,7 @@ class Ladder:
         Args:
             step: rung -> metrics with `needed_rung` []; it changes nothing if that is above rung.
 
-        Returns:
-            The metrics of the completed step, with its `rung` and the number of `retries`.
+        Returns the metrics of the completed step, with its `rung` and the number of `retries`.
         """
         if self._rungs == 1:
             return step(0)
@@ -53,12 +52,9 @@ class Ladder:
         return metrics
 
     def state(self) -> dict[str, np.ndarray]:
-        """The state for a checkpoint; {} with one rung.
-
-        Returns:
-            {"ladder": int64 [3]}: the rung, the number of successive steps that fitted a lower
-            rung, and the highest rung that these steps needed.
-        """
+        """The state for a checkpoint; {} with one rung. Returns {"ladder": int64 [3]}: the rung,
+        the number of successive steps that fitted a lower rung, and the highest rung that these
+        steps needed."""
         if self._rungs <= 1:
             return {}
         return {_NAME: np.array([self.rung, self._calm, self._needed], np.int64)}

@@ -55,37 +55,23 @@ class BatchSource(Protocol):
 
 
 class Evaluation(NamedTuple):
-    """The result of an evaluation.
+    """The result of an evaluation."""
 
-    Attributes:
-        scalars: by TensorBoard tag; "dev/loss" and what train.best_by needs are among them.
-        text: for the progress line.
-        warnings: lines to report.
-    """
-
+    # by TensorBoard tag; "dev/loss" and what train.best_by needs are among them
     scalars: dict[str, float]
-    text: str
-    warnings: Sequence[str] = ()
+    text: str  # for the progress line
+    warnings: Sequence[str] = ()  # lines to report
 
 
 class TrainResult(NamedTuple):
-    """The state of training.
+    """The state of training."""
 
-    Attributes:
-        step: number of steps taken.
-        finished: false if a signal stopped training early.
-        best_step: of the best evaluation; None without one.
-        best_loss: what the criterion minimizes, at the best evaluation.
-        signal: number of the signal that any process received; None without one.
-        criterion: train.best_by.
-    """
-
-    step: int
-    finished: bool
-    best_step: int | None
-    best_loss: float
-    signal: int | None
-    criterion: Criterion = DevLoss()
+    step: int  # number of steps taken
+    finished: bool  # false if a signal stopped training early
+    best_step: int | None  # of the best evaluation; None without one
+    best_loss: float  # what the criterion minimizes, at the best evaluation
+    signal: int | None  # number of the signal that any process received; None without one
+    criterion: Criterion = DevLoss()  # train.best_by
 
     @property
     def best(self) -> str:
@@ -131,10 +117,8 @@ def train(
         started: called with the number of steps taken, before this run's first step, after the
             state is initialized or restored. Nothing in logdir is written before it.
 
-    Raises:
-        FloatingPointError: too many steps were not finite, or the state is not finite; earlier
-            checkpoints are finite.
-        OSError: a checkpoint could not be written; earlier ones are unchanged.
+    Raises FloatingPointError: too many steps were not finite, or the state is not finite; earlier
+    checkpoints are finite; OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
     with deferred() as received, loop.watchdog, loop.saver:

@@ -10,16 +10,12 @@ from lingvo_moe.nn.nested_map import NestedMap
 
 
 class Recorder(NamedTuple):
-    """Records the metrics of every step.
+    """Records the metrics of every step."""
 
-    Attributes:
-        add: (step, its metrics), called once for each step, in order, when the loop waits for the
-            device. After resuming from step n the next step is n + 1.
-        save: called before each checkpoint is written.
-    """
-
+    # (step, its metrics), called once for each step, in order, when the loop waits for the device.
+    # After resuming from step n the next step is n + 1.
     add: Callable[[int, NestedMap], None]
-    save: Callable[[], None]
+    save: Callable[[], None]  # called before each checkpoint is written
 
 
 NO_RECORDER = Recorder(lambda step, metrics: None, lambda: None)
@@ -71,12 +67,9 @@ class Meter:
         self._recorded = len(self._metrics)
 
     def read(self) -> tuple[NestedMap, float, float]:
-        """The measurements since the last `read`, over at least one step; starts again.
-
-        Returns:
-            The sums of the metrics, numpy, with `steps`, the number of steps that were not skipped;
-            the seconds of all steps, without compiling; and the number of all steps a second.
-        """
+        """The measurements since the last `read`, over at least one step; starts again. Returns the
+        sums of the metrics, numpy, with `steps`, the number of steps that were not skipped; the
+        seconds of all steps, without compiling; and the number of all steps a second."""
         self.record()
         first, *others = self._metrics
         count = 1 + len(others)

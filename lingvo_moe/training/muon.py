@@ -85,8 +85,7 @@ def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
         matrices: [..., R, C].
         iterations: number of iterations; each has three products of matrices.
 
-    Returns:
-        [..., R, C]; a zero matrix stays zero.
+    Returns [..., R, C]; a zero matrix stays zero.
     """
     rows, columns = matrices.shape[-2:]
     norms = tf.sqrt(tf.reduce_sum(tf.square(matrices), [-2, -1], keepdims=True))

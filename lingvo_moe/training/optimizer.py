@@ -65,10 +65,8 @@ class Optimizer(Params, abc.ABC):
     def slots(self, weights: NestedMap) -> NestedMap:
         """WeightSpecs of the slots of trained weights, at `path/of/weight/name_of_slot`.
 
-        Slots have WeightSpecs, so they are initialised, saved and sharded like weights.
-
-        Raises:
-            ValueError: as `factors`.
+        Slots have WeightSpecs, so they are initialised, saved and sharded like weights. Raises
+        ValueError: as `factors`.
         """
 
         def of(spec):
@@ -94,10 +92,8 @@ class Optimizer(Params, abc.ABC):
     def factors(self, weights: NestedMap) -> dict[str, float]:
         """The factor of the learning rate of each trained weight, by path.
 
-        State among the weights (nn.tables) and frozen weights are not trained.
-
-        Raises:
-            ValueError: a pattern of rate_factors is found in no path, or all weights are frozen.
+        State among the weights (nn.tables) and frozen weights are not trained. Raises ValueError: a
+        pattern of rate_factors is found in no path, or all weights are frozen.
         """
         paths = [path for path, spec in weights.flatten() if not isinstance(spec, StateSpec)]
         field = "optimizer.rate_factors"
@@ -214,8 +210,7 @@ class Optimizer(Params, abc.ABC):
             rate: float32 [], the learning rate.
             count: float32 [], the number of this step, from 1.
 
-        Returns:
-            The change to subtract, of the weight's shape, and the slots after the step.
+        Returns the change to subtract, of the weight's shape, and the slots after the step.
         """
 
 

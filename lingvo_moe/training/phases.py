@@ -6,17 +6,11 @@ from typing import NamedTuple
 
 
 class Phase(NamedTuple):
-    """A kind of work.
+    """A kind of work."""
 
-    Attributes:
-        name: as goodput counts it.
-        text: what the watchdog says, such as "waiting for the input".
-        watched: False for one that may take any time.
-    """
-
-    name: str
-    text: str
-    watched: bool = True
+    name: str  # as goodput counts it
+    text: str  # what the watchdog says, such as "waiting for the input"
+    watched: bool = True  # False for one that may take any time
 
 
 STEPS = Phase("steps", "in a step")

@@ -11,17 +11,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """One of the processes that train together and share the directory of checkpoints.
+    """One of the processes that train together and share the directory of checkpoints."""
 
-    Attributes:
-        index: the number of this process, from 0.
-        minimum: waits until every process has called it, and returns the smallest of their values.
-        share: waits until every process has called it, and returns the texts of all, by index. It
-            does not use the devices. None if there is no such function.
-    """
-
-    index: int = 0
+    index: int = 0  # the number of this process, from 0
+    # waits until every process has called it, and returns the smallest of their values
     minimum: Callable[[int], int] = lambda value: value
+    # waits until every process has called it, and returns the texts of all, by index. It does not
+    # use the devices. None if there is no such function.
     share: Callable[[str], Sequence[str]] | None = None
 
     def all_have(self, value: int) -> bool:
@@ -37,8 +33,7 @@ class Process:
         Args:
             value: of any type; its text is compared, with all digits of its arrays.
 
-        Raises:
-            ValueError: a value differs; in all processes.
+        Raises ValueError: a value differs; in all processes.
         """
         with np.printoptions(threshold=sys.maxsize, precision=17):
             digest = hashlib.sha256(repr(value).encode()).digest()
@@ -69,8 +64,7 @@ class Process:
 
     def warns(self, report: Callable[[str], None]) -> Callable[[str], None]:
         """What takes warnings of this process: `report`; of a process after the first, a line on
-        standard error, because its `report` is silent.
-        """
+        standard error, because its `report` is silent."""
         if not self.index:
             return report
         return lambda line: print(f"process {self.index}: {line}", file=sys.stderr, flush=True)

@@ -32,8 +32,7 @@ def sum_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> Nes
         tables: the values of the tables.
         weights: WeightSpecs of both.
 
-    Returns:
-        grads, the same for all slots of an expert, bit for bit; zero for empty slots.
+    Returns grads, the same for all slots of an expert, bit for bit; zero for empty slots.
     """
     given, specs = dict(grads.flatten()), dict(weights.flatten())
     values, places = dict(tables.flatten()), _places(weights)
@@ -63,19 +62,13 @@ def count_once(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> Neste
 
 
 class _Shared(NamedTuple):
-    """Which slots share an expert; d devices that slots are split over, s slots of each.
+    """Which slots share an expert; d devices that slots are split over, s slots of each."""
 
-    Attributes:
-        dims: of the gradients.
-        first: int32 [d, s], the first slot on the device with the same expert; -1 for empty slots.
-        at: int32 [d, E], the first slot with each expert on the device; s for none.
-        number: int32 [E], the number of experts up to each that are on several devices.
-    """
-
-    dims: list[str]
+    dims: list[str]  # of the gradients
+    # int32 [d, s], the first slot on the device with the same expert; -1 for empty slots
     first: tf.Tensor
-    at: tf.Tensor
-    number: tf.Tensor
+    at: tf.Tensor  # int32 [d, E], the first slot with each expert on the device; s for none
+    number: tf.Tensor  # int32 [E], the number of experts up to each that are on several devices
 
     @classmethod
     def of(cls, placement: tf.Tensor, num_experts: int, dims: list[str]) -> "_Shared":
@@ -169,11 +162,8 @@ def tensors_to_move(table: str, weights: NestedMap, memory: NestedMap) -> dict[s
         weights: WeightSpecs of the weights.
         memory: WeightSpecs of the optimizer's.
 
-    Returns:
-        The specs of the tensors in the table's slots: "theta/…" and "slots/…".
-
-    Raises:
-        ValueError: there is no such table.
+    Returns the specs of the tensors in the table's slots: "theta/…" and "slots/…". Raises
+    ValueError: there is no such table.
     """
     places = _places(weights)
     if table not in places.values():

@@ -111,8 +111,7 @@ class Saver:
             step, tensors, best: as for Checkpointer.save.
             done: called by the background thread when the checkpoint is complete.
 
-        Raises:
-            FloatingPointError, OSError: the last save failed; see Checkpointer.save.
+        Raises FloatingPointError, OSError: the last save failed; see Checkpointer.save.
         """
         self.wait()
         if not self._background:

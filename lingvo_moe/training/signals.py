@@ -20,12 +20,10 @@ def deferred() -> Iterator[Callable[[], int | None]]:
     """Defers SIGINT, SIGTERM and SIGHUP: the first is recorded, a later one ends the process.
 
     A separate thread reports the signal on standard error at once, even while the main thread
-    compiles. A signal more than five seconds after the first ends the process with exit code
-    128 + its number. SIGHUP is left alone where it is ignored, as after nohup. Outside the main
-    thread, where Python cannot handle signals, this does nothing.
-
-    Yields:
-        A function that returns the number of the first signal, or None.
+    compiles. A signal more than five seconds after the first ends the process with exit code 128 +
+    its number. SIGHUP is left alone where it is ignored, as after nohup. Outside the main thread,
+    where Python cannot handle signals, this does nothing. Yields a function that returns the number
+    of the first signal, or None.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

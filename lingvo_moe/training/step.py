@@ -18,31 +18,20 @@ from lingvo_moe.training.replicas import count_once, sum_replicas
 
 
 class TrainState(NamedTuple):
-    """The state that training changes.
+    """The state that training changes."""
 
-    Attributes:
-        step: int64 [], steps taken.
-        theta: the weights, with the state among them that is not trained (nn.tables).
-        slots: the optimizer's slots, a tree parallel to theta.
-    """
-
-    step: tf.Tensor
-    theta: NestedMap
-    slots: NestedMap
+    step: tf.Tensor  # int64 [], steps taken
+    theta: NestedMap  # the weights, with the state among them that is not trained (nn.tables)
+    slots: NestedMap  # the optimizer's slots, a tree parallel to theta
 
 
 class LossOutput(NamedTuple):
-    """A task's loss and metrics of a batch.
+    """A task's loss and metrics of a batch."""
 
-    Attributes:
-        objective: float32 [], to be differentiated.
-        metrics: sums over the batch, so that they can be added over micro-batches.
-        needed_rung: float32 [], the lowest of TrainStep's rungs with room for this batch; None for
-            a task without rungs.
-    """
-
-    objective: tf.Tensor
-    metrics: NestedMap
+    objective: tf.Tensor  # float32 [], to be differentiated
+    metrics: NestedMap  # sums over the batch, so that they can be added over micro-batches
+    # float32 [], the lowest of TrainStep's rungs with room for this batch; None for a task without
+    # rungs
     needed_rung: tf.Tensor | None = None
 
 
@@ -93,29 +82,20 @@ class Trainable(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainStep:
-    """Gradients, clipping and the optimizer's update.
+    """Gradients, clipping and the optimizer's update."""
 
-    Attributes:
-        task: the model and its loss.
-        optimizer: updates the weights.
-        clip_norm: bound on the gradient's global norm; None for none.
-        micro_batches: number of parts of the batch's rows; their gradients are summed.
-        late_sums: whether gradients are summed over devices after the last micro-batch instead of
-            after each (see sbp/copies.py).
-        seed: of dropout and random routing; each step derives its own.
-        rungs: the same task with increasingly large buffers, the last with room for any batch; ()
-            for a task without a ladder.
-        rung: index of `task` in rungs; None for the last.
-    """
-
-    task: Trainable
-    optimizer: Optimizer
-    clip_norm: float | None = None
-    micro_batches: int = 1
+    task: Trainable  # the model and its loss
+    optimizer: Optimizer  # updates the weights
+    clip_norm: float | None = None  # bound on the gradient's global norm; None for none
+    micro_batches: int = 1  # number of parts of the batch's rows; their gradients are summed
+    # whether gradients are summed over devices after the last micro-batch instead of after each
+    # (see sbp/copies.py)
     late_sums: bool = True
-    seed: int = 0
+    seed: int = 0  # of dropout and random routing; each step derives its own
+    # the same task with increasingly large buffers, the last with room for any batch; () for a task
+    # without a ladder
     rungs: tuple[Trainable, ...] = ()
-    rung: int | None = None
+    rung: int | None = None  # index of `task` in rungs; None for the last
 
     @property
     def on_rungs(self) -> tuple["TrainStep", ...]:

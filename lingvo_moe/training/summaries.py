@@ -26,8 +26,7 @@ class SummaryWriter:
             directory: None writes nothing.
             report: takes the warning.
 
-        Raises:
-            OSError: the directory cannot be made.
+        Raises OSError: the directory cannot be made.
         """
         self._writer: Any = None
         self._report = report

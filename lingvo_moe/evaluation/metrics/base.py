@@ -25,11 +25,8 @@ class Metric(Params, abc.ABC):
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Downloads what the metric needs, and finds errors before anything is translated.
-
-        Raises:
-            ValueError: a file or a package is missing, or the download fails.
-        """
+        """Downloads what the metric needs, and finds errors before anything is translated. Raises
+        ValueError: a file or a package is missing, or the download fails."""
 
     @abc.abstractmethod
     def score(self, output: PairOutput) -> float:
@@ -46,9 +43,8 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
     Args:
         given: metrics, or texts such as "SpBleu(model='flores200.model')".
 
-    Raises:
-        ValueError: a text of another form, an unknown metric, two metrics with the same column, a
-            column that the report has already, or a metric that cannot be used here.
+    Raises ValueError: a text of another form, an unknown metric, two metrics with the same column,
+    a column that the report has already, or a metric that cannot be used here.
     """
     metrics = [
         one if isinstance(one, Metric) else parse_policy(Metric, one, "--metric")

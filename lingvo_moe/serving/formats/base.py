@@ -55,13 +55,9 @@ class Format(Params, abc.ABC):
             overwrite: whether to replace an earlier export.
             pruning: which experts to remove; None for none.
 
-        Returns:
-            The step of the exported checkpoint.
-
-        Raises:
-            ValueError: there is no such checkpoint, the format cannot hold this model, or output
-                is not empty and may not be replaced.
-            OSError: the checkpoint is damaged, or output cannot be written.
+        Returns the step of the exported checkpoint. Raises ValueError: there is no such checkpoint,
+        the format cannot hold this model, or output is not empty and may not be replaced; OSError:
+        the checkpoint is damaged, or output cannot be written.
         """
         self.check(model_dir, output, pruning)
         with new_export(output, self.client, self.client_name, overwrite) as directory:
@@ -79,9 +75,8 @@ class Format(Params, abc.ABC):
             params: its params.
             output, overwrite: as for `export`.
 
-        Raises:
-            ValueError: the format cannot hold such a model, or as for `export`.
-            OSError: output cannot be written.
+        Raises ValueError: the format cannot hold such a model, or as for `export`; OSError: output
+        cannot be written.
         """
         del params, output, overwrite
         raise ValueError(
@@ -91,11 +86,8 @@ class Format(Params, abc.ABC):
 
     @abc.abstractmethod
     def check(self, model_dir: ModelDir, output: Path, pruning: Pruning | None) -> None:
-        """Checks the model before its weights are read and anything is written.
-
-        Raises:
-            ValueError: the format cannot hold this model.
-        """
+        """Checks the model before its weights are read and anything is written. Raises ValueError:
+        the format cannot hold this model."""
 
     @abc.abstractmethod
     def write(self, model_dir: ModelDir, theta: NestedMap, step: int, directory: Path) -> None:
@@ -144,9 +136,8 @@ def read_model(
         step: of the checkpoint; None for the best.
         pruning: which experts to remove; None for none.
 
-    Raises:
-        ValueError: there is no such checkpoint, or the model cannot be pruned.
-        OSError: the checkpoint is damaged.
+    Raises ValueError: there is no such checkpoint, or the model cannot be pruned; OSError: the
+    checkpoint is damaged.
     """
     if pruning:
         pruning.check(model_dir)
@@ -162,9 +153,7 @@ def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap,
         model_dir: the trained model.
         step: of the checkpoint; None for the best.
 
-    Raises:
-        ValueError: there is no such checkpoint.
-        OSError: the checkpoint is damaged.
+    Raises ValueError: there is no such checkpoint; OSError: the checkpoint is damaged.
     """
     prefix = "theta/"
     weights: dict[str, Any] = {}

@@ -131,10 +131,7 @@ class CTranslate2(Format):
 
 def task_number(model_dir: ModelDir, task: str | None = None) -> int | None:
     """The number of the task whose experts are to be exported; None for a model without experts.
-
-    Raises:
-        ValueError: CTranslate2 cannot compute the model; or it has no such task.
-    """
+    Raises ValueError: CTranslate2 cannot compute the model; or it has no such task."""
     model = model_dir.params.model
     moe, router = model.moe, model_dir.task.task_router
     if moe is None:

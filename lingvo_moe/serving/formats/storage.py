@@ -20,14 +20,11 @@ _SUMMED = {"MA": -2, "AM": -2, "MH": -2, "HM": -2, "VM": -1}
 
 
 class Stored(NamedTuple):
-    """A weight in a file.
+    """A weight in a file."""
 
-    Attributes:
-        values: of the weight's shape: float32, bfloat16, int8, or the integers of a table.
-        scale: float32 factor of int8 values; None for other types.
-    """
-
+    # of the weight's shape: float32, bfloat16, int8, or the integers of a table
     values: np.ndarray | tf.Variable
+    # float32 factor of int8 values; None for other types
     scale: np.ndarray | tf.Variable | None = None
 
     def unpack(self) -> tf.Tensor:
@@ -40,16 +37,11 @@ class Stored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Storage(abc.ABC):
-    """The format of float32 matrices in a file.
+    """The format of float32 matrices in a file."""
 
-    Attributes:
-        name: the type of matrices in the file.
-        widens: whether a graph must convert the stored values to float32.
-    """
+    name: ClassVar[str]  # the type of matrices in the file
 
-    name: ClassVar[str]
-
-    widens: ClassVar[bool] = True
+    widens: ClassVar[bool] = True  # whether a graph must convert the stored values to float32
 
     def pack(self, weight: np.ndarray, spec: WeightSpec) -> Stored:
         """The stored form of a weight with this WeightSpec."""
