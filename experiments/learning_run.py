@@ -222,7 +222,7 @@ def _scores(outputs: Iterable[PairOutput]) -> dict[str, Any]:
 
 def _pooled_bleu(outputs: Sequence[PairOutput]) -> float:
     """BLEU of the lines of all pairs together; they have the same target language."""
-    lines = {
+    lines: dict[str, Any] = {
         name: [line for output in outputs for line in getattr(output, name)]
         for name in ("sources", "hypotheses", "references")
     }

@@ -8,7 +8,7 @@ import numpy as np
 from lingvo_moe.data.records import Example
 from lingvo_moe.data.vocabulary import BOS, PAD
 from lingvo_moe.nn.nested_map import NestedMap
-from lingvo_moe.system.batching import batches, rounded_up
+from lingvo_moe.system.batching import rounded_up
 
 
 class Shape(NamedTuple):
@@ -150,15 +150,6 @@ def batch_of(rows: Sequence[Row], shape: Shape) -> NestedMap:
             array[positions] = value
             batch[f"{side}_{name}"] = array.reshape(shape.rows, length)
     return batch
-
-
-def padded_batches(
-    sentences: Sequence[Sequence[int]], max_tokens: int
-) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """`batches` of token ids: indices of the sentences in the input; ids int32 [B, L], padded with
-    PAD; lengths int32 [B]."""
-    for indices in batches([len(sentence) for sentence in sentences], max_tokens):
-        yield indices, *padded([sentences[i] for i in indices])
 
 
 def padded(sentences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

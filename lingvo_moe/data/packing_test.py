@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.data.dataset import Example
-from lingvo_moe.data.packing import Pool, Shape, Waiting, pack, padded_batches
+from lingvo_moe.data.packing import Pool, Shape, Waiting, pack, padded
 
 
 def _example(source, target):
@@ -64,14 +64,8 @@ def test_no_example_waits_forever(stopped_after):
     ]
 
 
-def test_longest_first_and_padded_to_multiples_of_eight():
-    found = list(padded_batches([[5], [6] * 9, [7, 7], [8], [9] * 40], max_tokens=32))
-    (longest, *_), (first, ids, lengths), (second, ids_2, lengths_2) = found
-    assert longest == [4]  # longer than a batch
-    assert first == [1, 2]
+def test_padded_to_multiples_of_eight():
+    ids, lengths = padded([[6] * 9, [7, 7]])
     assert ids.dtype == lengths.dtype == np.int32
     assert ids.tolist() == [[6] * 9 + [0] * 7, [7, 7] + [0] * 14]
     assert lengths.tolist() == [9, 2]
-    assert second == [0, 3]  # of equal length: in order of the input
-    assert ids_2.tolist() == [[5] + [0] * 7, [8] + [0] * 7]
-    assert lengths_2.tolist() == [1, 1]

@@ -74,7 +74,7 @@ def test_after_training_the_best_checkpoint_has_penalties(trained):
     assert sum(line.startswith("Length penalty: ") for line in lines) == 1
     translator, _ = load_translator(model_dir, Local(model_dir.task))
     assert translator.fitted == model_dir.at_step(2).fitted
-    assert translator.into("en").decoding.length_penalty in PENALTIES
+    assert translator.decoding.filled(translator.fitted, "en").length_penalty in PENALTIES
     assert fit_penalties(model_dir, translator, dataset(), 2, lines.append) is translator
 
 
@@ -84,7 +84,7 @@ def test_set_wins_over_what_is_fitted_and_another_beam_has_its_own(trained):
     translator, _ = load_translator(
         model_dir.with_overrides(["decoding.length_penalty=3.0"]), Local(model_dir.task)
     )
-    assert translator.into("en").decoding.length_penalty == 3.0
+    assert translator.decoding.filled(translator.fitted, "en").length_penalty == 3.0
     wider = model_dir.with_overrides(["decoding.beam_size=2"])
     assert not wider.has_penalties(2)
     before = model_dir.at_step(2).fitted

@@ -1,16 +1,12 @@
-"""Translations, and how those of the parts of a text are merged.
-
-Exports contain a copy of this file, so it imports only the standard library and other copied files.
-"""
+"""Translations, and how those of the parts of a text are merged."""
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.data.sentences import Part, join_parts, written
+from lingvo_moe.data.sentences import Part, join_parts
 from lingvo_moe.data.surface import as_written
-from lingvo_moe.system.batching import batches
 
 _SPACE, _EOS = "▁", "</s>"  # SentencePiece's
 
@@ -171,63 +167,4 @@ def parts_of(output: Mapping[str, Any], n_best: int, tokens: bool) -> list[list[
                 written = tuple(itertools.starmap(Token, each))
                 made = made._replace(tokens=written, source=tuple(filter(None, source)))
             found[-1].append(TranslatedPart(made, length))
-    return found
-
-
-def translations_of(
-    sentences: Sequence[str],
-    to: str,
-    forms: Mapping[str, str],
-    split: Sequence[Sequence[Part]],
-    found: Mapping[tuple[int, int], Sequence[TranslatedPart]],
-    penalty: Callable[[int], float] | None,
-    n_best: int,
-) -> list[list[Translation]]:
-    """The N translations of each sentence.
-
-    Args:
-        sentences: as they were given.
-        to, forms: as of `as_written`.
-        split: the parts of each.
-        found: (number of the sentence, number of the part) -> its N translations.
-        penalty: as of `merge_hypotheses`.
-        n_best: N.
-    """
-    results = []
-    for i, (sentence, parts) in enumerate(zip(sentences, split, strict=True)):
-        best = [Translation(written(sentence, to, forms, (), ()), 0.0)] * n_best
-        if parts:
-            rows = [[one.written(part, to) for one in found[i, n]] for n, part in enumerate(parts)]
-            merged = merge_hypotheses(rows, parts, penalty)
-            best = [one._replace(text=as_written(one.text, sentence, to, forms)) for one in merged]
-        results.append(best)
-    return results
-
-
-def translate_parts(
-    split: Sequence[Sequence[Part]],
-    batch_tokens: int,
-    translate: Callable[[list[str], bool], list[list[TranslatedPart]]],
-    progress: Callable[[int], None] = lambda count: None,
-) -> dict[tuple[int, int], list[TranslatedPart]]:
-    """Translates the parts of sentences by an export; returns `found` of `translations_of`.
-
-    Args:
-        split: the parts of each sentence.
-        batch_tokens: tokens that are translated together, padding included.
-        translate: (texts, whether they are later parts, which have no target prefix) -> the N
-            translations of each.
-        progress: called with the number of sentences whose first part is done.
-    """
-    found: dict[tuple[int, int], list[TranslatedPart]] = {}
-    progress(sum(not parts for parts in split))
-    for later in (False, True):
-        places = [
-            (i, n) for i, parts in enumerate(split) for n in range(len(parts)) if bool(n) == later
-        ]
-        for batch in batches([split[i][n].size for i, n in places], batch_tokens):
-            chosen = [places[place] for place in batch]
-            results = translate([split[i][n].text for i, n in chosen], later)
-            found |= dict(zip(chosen, results, strict=True))
-            progress(0 if later else len(batch))
     return found

@@ -8,7 +8,8 @@ import numpy as np
 
 from lingvo_moe.data.packing import padded
 from lingvo_moe.data.vocabulary import EOS
-from lingvo_moe.inference.translator import check_texts, encode_sources, max_pieces
+from lingvo_moe.inference.texts import check_texts
+from lingvo_moe.inference.translator import encode_sources, max_pieces
 from lingvo_moe.system.batching import batches
 from lingvo_moe.tasks.model_dir import ModelDir
 

@@ -8,7 +8,7 @@ from lingvo_moe.data.sentences import Part
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.decoding.params import BeamSearchParams
-from lingvo_moe.inference import translator
+from lingvo_moe.inference import texts
 from lingvo_moe.inference.parts import (
     Token,
     TranslatedPart,
@@ -23,13 +23,14 @@ def translator_of(translate_ids, part_pieces=98, n_best=1):
     """A Translator of a function in place of a model."""
     dataset = tiny_world.dataset()
     return Translator(
-        translate_ids,
-        dataset.source_vocabulary,
-        dataset.target_vocabulary,
-        lambda source, target: [dataset.tags[target]],
-        lambda source, target: 0,
-        part_pieces,
-        BeamSearchParams(n_best=n_best),
+        translate_ids=translate_ids,
+        source=dataset.source_vocabulary,
+        target=dataset.target_vocabulary,
+        prefix=lambda source, target: [dataset.tags[target]],
+        task_id=lambda source, target: 0,
+        part_pieces=part_pieces,
+        decoding=BeamSearchParams(n_best=n_best),
+        added=2,
     )
 
 
@@ -112,7 +113,7 @@ def test_what_cannot_be_cut_any_shorter_is_named():
 
 
 def test_a_stream_is_read_block_by_block(monkeypatch):
-    monkeypatch.setattr(translator, "BLOCK", 3)
+    monkeypatch.setattr(texts, "BLOCK", 3)
     read = []
 
     def sentences():

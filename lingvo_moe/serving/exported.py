@@ -1,24 +1,23 @@
 """A SavedModel of `lingvo-moe-export` in memory."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from lingvo_moe.data.sentences import Part, left_out, sentence_language, split_texts
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
-from lingvo_moe.inference.parts import Translation, parts_of, translate_parts, translations_of
+from lingvo_moe.inference.parts import Translation, parts_of
 from lingvo_moe.inference.scorer import Score, check_lengths, check_parallel
-from lingvo_moe.inference.translator import BLOCK, check_prefix, check_texts
+from lingvo_moe.inference.texts import TextTranslator
+from lingvo_moe.inference.translator import check_prefix
 from lingvo_moe.nn.one_process import OneProcess
 from lingvo_moe.serving import client
 from lingvo_moe.system.batching import batches
-from lingvo_moe.system.lines import blocks, cut_warning
 from lingvo_moe.tasks.languages import check_source_language, check_target_language
 
 # Fields of BeamSearchParams: those that are texts, and those that no export has as options.
@@ -44,6 +43,7 @@ class Exported(OneProcess):
 
     Attributes:
         path: its directory.
+        model: the SavedModel.
         languages: the target languages, sorted.
         pairs: the language pairs that it was trained on, such as "de-en".
         needs_source_language: whether the source language must be given.
@@ -62,8 +62,8 @@ class Exported(OneProcess):
         """Loads it. Raises ValueError, OSError: it is no export, or is damaged."""
         super().__init__(path)
         self.path = path
-        self._model, self._wanted = client.load(path)
-        about = self._model.about()
+        self.model, self._wanted = client.load(path)
+        about = self.model.about()
         said = client.plain(about)
         self.languages: Sequence[str] = said["languages"]
         self.pairs: Sequence[str] = tuple(said["pairs"])
@@ -77,20 +77,19 @@ class Exported(OneProcess):
         self.fitted = Fitted(penalties=penalties, ratios=ratios)
         defaults = {name: value.numpy() for name, value in about["options"].items()}
         self.search = search_of(defaults)
-        self._texts = [name for name in _TEXTS if name in defaults]
-        missing = {*_NO_OPTIONS, *_TEXTS} - set(self._texts)
+        missing = {*_NO_OPTIONS, *(name for name in _TEXTS if name not in defaults)}
         fields = [field.name for field in dataclasses.fields(BeamSearchParams)]
         self.options: Sequence[str] = [name for name in fields if name not in missing]
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of the source vocabulary of each sentence."""
         self.check_process()
-        return _counts(self._model.count_pieces, sentences)
+        return _counts(self.model.count_pieces, sentences)
 
     def count_target_pieces(self, translations: Sequence[str]) -> list[int]:
         """The number of pieces of the target vocabulary of each translation."""
         self.check_process()
-        return _counts(self._model.count_target_pieces, translations)
+        return _counts(self.model.count_target_pieces, translations)
 
     def translator(self, **options: Any) -> "ExportedTranslator":
         """A translator with other options than those at export.
@@ -113,7 +112,16 @@ class Exported(OneProcess):
         if search.target_prefix:
             (tokens,) = self.count_target_pieces([search.target_prefix.rstrip()])
             check_prefix("target_prefix", tokens, self.part_pieces)
-        return ExportedTranslator(self, search)
+        return ExportedTranslator(
+            exported=self,
+            decoding=search,
+            part_pieces=self.part_pieces,
+            # An export whose translations begin with a tag has no option target_prefix.
+            tags=int("target_prefix" not in self.options),
+            forms=self.forms,
+            fitted=self.fitted,
+            pairs=self.pairs,
+        )
 
     def translate(
         self,
@@ -155,32 +163,13 @@ class Exported(OneProcess):
             check_lengths(side, lengths, self.max_pieces, first_line)
         for batch in batches(list(map(max, *counts)), batch_tokens):
             texts = [[side[i] for i in batch] for side in (sources, targets)]
-            output = client.call(self._model.score, *texts, **languages)
+            output = client.call(self.model.score, *texts, **languages)
             tokens, log_probs = (output[name].numpy() for name in ("tokens", "log_probs"))
             for i, row, values in zip(batch, tokens, log_probs, strict=True):
                 pieces = tuple(token.decode() for token in row if token)
                 values = tuple(map(float, values[: len(pieces)]))
                 scores[i] = Score(sum(values), pieces, values)
         return scores
-
-    def run(self, texts: Sequence[str], languages: Mapping[str, Any], search: BeamSearchParams):
-        """The N translations of each text of a batch, see `parts_of`.
-
-        Args:
-            texts: parts of sentences.
-            languages: from `languages_of`.
-            search: how to search.
-        """
-        fixed = self.search
-        alike = {name: getattr(fixed, name) for name in ("n_best", "batch_tokens")}
-        if search.n_best <= fixed.n_best and dataclasses.replace(search, **alike) == fixed:
-            # The graph without options is faster.
-            output = client.call(self._model.translate, texts, **languages)
-        else:
-            texts_given = {name: getattr(search, name) for name in self._texts}
-            options = numbers_of(search) | texts_given
-            output = client.call(self._model.translate_with, texts, **languages, **options)
-        return parts_of(client.plain(output), search.n_best, search.tokens)
 
     def languages_of(self, to: str, source_language: str | None) -> dict[str, tf.Tensor]:
         """The language arguments of the SavedModel. Raises ValueError: it does not know one, or
@@ -196,77 +185,33 @@ class Exported(OneProcess):
         return {name: tf.constant(given[name]) for name in self._wanted}
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportedTranslator:
-    """Translates as `lingvo_moe.inference.translator.Translator`, with an export."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportedTranslator(TextTranslator):
+    """Translates with an export."""
 
     exported: Exported  # the export
-    decoding: BeamSearchParams  # how to search
 
-    @property
-    def fitted(self) -> Fitted:
-        """See Translator."""
-        return self.exported.fitted
+    def asked(self, target_language, source_language):
+        """The languages as arguments of the SavedModel."""
+        return self.exported.languages_of(target_language, source_language)
 
-    @property
-    def part_pieces(self) -> int:
-        """See Translator."""
-        return self.exported.part_pieces
+    def count(self, texts):
+        """See TextTranslator."""
+        return self.exported.count_pieces([self.decoding.source_prefix + text for text in texts])
 
-    def split(self, sentences: Sequence[str], language: str = "en") -> list[list[Part]]:
-        """See Translator."""
-        prefix = self.decoding.source_prefix
-
-        def count(texts):
-            return self.exported.count_pieces([prefix + text for text in texts])
-
-        return split_texts(sentences, language, self.part_pieces, count)
-
-    def __call__(
-        self,
-        sentences: Sequence[str],
-        target_language: str,
-        source_language: str | None = None,
-        progress: Callable[[int], None] = lambda count: None,
-        warn: Callable[[str], None] = logging.warning,
-        first_line: int = 1,
-    ) -> list[list[Translation]]:
-        """See Translator."""
-        check_texts("sentences", sentences)
-        sentences = list(sentences)  # indices of a pandas.Series are labels
-        exported, to, search = self.exported, target_language, self.decoding
-        languages = exported.languages_of(to, source_language)
-        # An export whose translations begin with a tag has no option target_prefix.
-        tags = int("target_prefix" not in exported.options)
-
-        def penalty(length):
-            return search.filled(self.fitted, to).penalty(tags + length)
-
-        split = self.split(sentences, sentence_language(source_language, to, exported.pairs))
-        counts = {i: left_out(parts, self.part_pieces) for i, parts in enumerate(split, first_line)}
-        if any(counts.values()):
-            warn(cut_warning({i: count for i, count in counts.items() if count}))
-        after_first = dataclasses.replace(search, target_prefix="")
-
-        def translate(texts, later):
-            return exported.run(texts, languages, after_first if later else search)
-
-        found = translate_parts(split, search.batch_tokens, translate, progress)
-        return translations_of(sentences, to, exported.forms, split, found, penalty, search.n_best)
-
-    def stream(
-        self,
-        sentences: Iterable[str],
-        target_language: str,
-        source_language: str | None = None,
-        progress: Callable[[int], None] = lambda count: None,
-        warn: Callable[[str], None] = logging.warning,
-    ) -> Iterator[list[Translation]]:
-        """See Translator."""
-        first_line = 1
-        for block in blocks(sentences, BLOCK):
-            yield from self(block, target_language, source_language, progress, warn, first_line)
-            first_line += len(block)
+    def run(self, texts, asked, first):
+        """See TextTranslator."""
+        model, fixed, search = self.exported.model, self.exported.search, self.decoding
+        search = search if first else dataclasses.replace(search, target_prefix="")
+        alike = {name: getattr(fixed, name) for name in ("n_best", "batch_tokens")}
+        if search.n_best <= fixed.n_best and dataclasses.replace(search, **alike) == fixed:
+            # The graph without options is faster.
+            output = client.call(model.translate, texts, **asked)
+        else:
+            texts_given = {n: getattr(search, n) for n in _TEXTS if n in self.exported.options}
+            options = numbers_of(search) | texts_given
+            output = client.call(model.translate_with, texts, **asked, **options)
+        return parts_of(client.plain(output), search.n_best, search.tokens)
 
 
 def _counts(count, texts):

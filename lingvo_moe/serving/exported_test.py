@@ -207,12 +207,12 @@ def test_functions_share_the_network(model_dir, exported):
 @pytest.mark.parametrize("tag", [0, 1])
 def test_the_score_of_a_text_is_that_of_the_tokens_of_its_sentences(monkeypatch, exported, tag):
     """Translations that begin with a tag have one tag, not three."""
-    about, texts = exported._model.about(), SEVERAL.split("  ")
+    about, texts = exported.model.about(), SEVERAL.split("  ")
     parts = [best[0] for best in exported.translate(texts, tokens=True)]
     lengths = [len(part.tokens) for part in parts]
     if tag:
         del about["options"]["target_prefix"]
-    functions = {n: getattr(exported._model, n) for n in ("translate", "count_pieces")}
+    functions = {n: getattr(exported.model, n) for n in ("translate", "count_pieces")}
     fake = types.SimpleNamespace(about=lambda: about, **functions)
     monkeypatch.setattr(client, "load", lambda path: (fake, {"target_language"}))
 

@@ -25,11 +25,12 @@ from absl import flags
 from lingvo_moe.config import child
 from lingvo_moe.config.params import override
 from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.inference.parts import Translation
 from lingvo_moe.inference.scorer import Score
-from lingvo_moe.inference.translator import BLOCK, Translation, Translator
+from lingvo_moe.inference.texts import BLOCK, TextTranslator
 from lingvo_moe.jobs.model import Model
 from lingvo_moe.jobs.shards import Shards, translate_shards
-from lingvo_moe.serving.exported import Exported, ExportedTranslator, is_saved_model
+from lingvo_moe.serving.exported import Exported, is_saved_model
 from lingvo_moe.system import lock
 from lingvo_moe.system.files import check_file, is_stream, remove_partials, write_whole
 from lingvo_moe.system.lines import ArrivingLines, blocks, decode_lines, paired, read_lines
@@ -231,10 +232,8 @@ def _load(model_dir: ModelDir | None) -> Model | Exported:
     return Model(model_dir, runtimes.make_runtime, FLAGS.step)
 
 
-def _lines(
-    translator: Translator | ExportedTranslator, sentences: Iterable[str], *options: Any
-) -> Iterator[str]:
-    """Translations, one a line; options are those of `Translator.stream`."""
+def _lines(translator: TextTranslator, sentences: Iterable[str], *options: Any) -> Iterator[str]:
+    """Translations, one a line; options are those of `TextTranslator.stream`."""
     results = translator.stream(sentences, FLAGS.to, FLAGS.source_language, *options)
     scores = FLAGS.scores or translator.decoding.n_best > 1
     form = functools.partial(_format, translator.decoding.tokens, scores)
