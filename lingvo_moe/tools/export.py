@@ -78,7 +78,7 @@ def main() -> None:
     common.report(f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint}")
     if dataset:
         trained, exported = Model(model_dir, Local, step), api.load(output)
-        print(compare(trained, exported, dataset, FLAGS.report_split, common.report).to_text())
+        print(compare(trained, exported, dataset, FLAGS.report_split, common.report))
 
 
 def _export_untrained(chosen: Format, output: Path) -> None:
