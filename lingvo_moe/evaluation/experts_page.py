@@ -144,9 +144,6 @@ def _groups_in_words(experts: ExpertStatistics, side: Side) -> str:
     )
 
 
-_DPI = 110
-_WIDEST, _TALLEST = 8.4, 12.0  # inches of cells; labels and colour bar fill the rest of the page
-_MARGIN = 1.2  # inches for labels, title and colour bar, either way
 _LONGEST = 24  # characters of a label
 
 
@@ -161,41 +158,24 @@ def draw_load(
         experts: E numbers.
         title: above it.
     """
-    height = min(0.27 * max(len(languages), 4), _TALLEST)
-    width = min(0.42 * max(len(experts), 8), _WIDEST)
+    size = 2 + min(0.42 * max(len(experts), 8), 8.4), 1.2 + min(0.2 * max(len(languages), 4), 40)
+    figure = Figure(size, dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(legible(title), fontsize=10, loc="left")
     # The scale ends near the 99.5th percentile of the cells above 0, so that a single large cell
     # does not reduce the contrast of all others.
     seen = shares[np.nan_to_num(shares) > 0]
-    top = float(np.percentile(seen, 99.5, method="higher")) if seen.size else 1.0
-    figure = Figure((width + _MARGIN, height + _MARGIN), dpi=_DPI, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(legible(title), fontsize=10, loc="left")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    # Cells of a pixel or more are drawn sharp; smaller cells are averaged.
-    sharp = shares.shape[1] <= width * _DPI
     picture = axes.imshow(
         shares,
         cmap=colormaps["YlGnBu"].with_extremes(bad="#d9dee4"),
         vmin=0.0,
-        vmax=top,
-        interpolation="nearest" if sharp else "antialiased",
+        vmax=float(np.percentile(seen, 99.5, method="higher")) if seen.size else 1.0,
         aspect="auto",
     )
-    bar = figure.colorbar(picture, cax=axes.inset_axes([1 + 0.12 / width, 0, 0.14 / width, 1]))
-    bar.set_label("share of choices", fontsize=9)
-    _label(axes.yaxis, languages, height)
-    _label(axes.xaxis, [str(expert) for expert in experts], width)
+    figure.colorbar(picture, label="share of choices", shrink=min(1.0, 4 / size[1]))
+    names = [legible(language, _LONGEST) for language in languages]
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    step = -(-len(experts) // 20)
+    axes.set_xticks(range(0, len(experts), step), list(map(str, experts[::step])), fontsize=8)
     axes.set_xlabel("expert")
     return to_png(figure, palette=True)
-
-
-def _label(axis, names: Sequence[str], inches: float) -> None:
-    """As many labels as fit: all, or every second, third, …"""
-    points = 72 * inches / len(names)
-    size = float(np.clip(0.75 * points, 5.0, 9.0))
-    across = axis.axis_name == "x"
-    needed = size * (0.7 * max(map(len, names)) + 0.6) if across else size * 1.15
-    places = range(0, len(names), max(1, math.ceil(needed / points - 1e-9)))
-    labels = [legible(names[i], _LONGEST) for i in places]
-    axis.set_ticks(places, labels, fontsize=size)
