@@ -110,7 +110,7 @@ def steps(here: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh) -> 
         targets: list[Sbp] = [*map(Split, range(len(shape))), B, P]
         for one in targets:
             there = NdSbp(one if axis in axes else here[axis] for axis in numbers)
-            if one != source and _innermost(one, axes, there) and _even(shape, there, mesh):
+            if one != source and _innermost(one, axes, there) and is_even(shape, there, mesh):
                 yield _step(axes, here, there, shape, element_bytes, mesh)
 
 
@@ -123,7 +123,8 @@ def _innermost(one: Sbp, axes: tuple[int, ...], sbp: NdSbp) -> bool:
     )
 
 
-def _even(shape, sbp, mesh):
+def is_even(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> bool:
+    """Whether a type cuts every dimension into equal pieces."""
     pieces = [
         math.prod(n for n, one in zip(mesh.shape, sbp, strict=True) if one == Split(dim))
         for dim in range(len(shape))

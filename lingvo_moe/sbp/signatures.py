@@ -72,6 +72,9 @@ class Lettered(Operator):
     linear: Linear = Linear.EACH
     whole: str = ""
 
+    def __str__(self):
+        return self.equation
+
     def signatures(self, devices: int) -> tuple[Signature, ...]:
         """See Operator; the result is the same for any number of devices."""
         terms, result = _parse(self.equation)
@@ -100,6 +103,9 @@ class Reshape(Operator):
 
     source: tuple[int, ...]
     target: tuple[int, ...]
+
+    def __str__(self):
+        return f"{self.source}->{self.target}"
 
     def signatures(self, devices: int) -> tuple[Signature, ...]:
         cuts = (
