@@ -246,7 +246,6 @@ class Gather(Buffered):
         expert_inputs = annotate(slots, "EgCM")
         rows = tf.reshape(expert_inputs, [num_experts, -1, model_dim])
         outputs = annotate(tf.reshape(experts.together(rows), tf.shape(slots)), "EgCM")
-        outputs = annotate(outputs, "eGCM")
         outputs = manual(
             collect,
             [outputs, routing.weight, *choices],

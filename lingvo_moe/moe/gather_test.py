@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -70,6 +72,14 @@ def test_with_gradients_it_has_four(dispatcher):
     assert set(counts) == {"all-to-all", "all-reduce"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("dispatcher", "each"), [("Einsum", 4), ("Gather", 2)])
+def test_without_any_one_annotation_a_layer_sends_more(dispatcher, each):
+    with_all, *without = run_on(8, __file__, dispatcher, str(each))
+    assert len(without) == each
+    assert min(without) > 2 * with_all
+
+
 @pytest.mark.parametrize("mesh", range(len(MESHES)))
 @pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=str)
 def test_numbers_are_those_of_one_device(dispatcher, mesh):
@@ -82,8 +92,27 @@ def test_numbers_are_those_of_one_device(dispatcher, mesh):
         np.testing.assert_allclose(results[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
+def bytes_sent(dispatcher, each):
+    """The bytes of a device with all annotations of a layer, and without each of them."""
+    from lingvo_moe.moe import dispatch
+    from lingvo_moe.runtimes.hlo import collectives, total_bytes
+
+    on_mesh = MoeOnMesh(layer(Einsum()).weights(), theta(), *inputs())
+    of = {type(one).__name__: one for one in DISPATCHERS}[dispatcher]
+    annotate, found = dispatch.annotate, []
+    for left_out in (None, *range(int(each))):
+        number = itertools.count()
+        dispatch.annotate = lambda tensor, dims, number=number, left_out=left_out: (
+            tensor if next(number) == left_out else annotate(tensor, dims)
+        )
+        run = functools.partial(gradients, of)
+        program = on_mesh.compile(run, on_mesh.gradients, {"data": 2, "expert": 4})
+        found.append(sum(total_bytes(collectives(program.as_text())).values()))
+    print(json.dumps(found))
+
+
 def main():
-    """The results of all tests that need eight devices, as JSON."""
+    """The results of all other tests that need eight devices, as JSON."""
     from lingvo_moe.runtimes.hlo import collectives, count
 
     on_mesh = MoeOnMesh(layer(Einsum()).weights(), theta(), *inputs())
@@ -104,4 +133,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    bytes_sent(*sys.argv[1:]) if sys.argv[1:] else main()

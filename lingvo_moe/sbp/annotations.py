@@ -176,6 +176,15 @@ def annotate(tensor: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     return tile(tensor, assignment(dims, tuple(tensor.shape), mesh, rules[at_rest]), mesh)
 
 
+def rest_differs(dims: str | None = None) -> bool:
+    """Whether weights lie otherwise at rest than in use: any, or those of these dims."""
+    if (here := _active.get()) is None:
+        return False
+    _, *rules = here
+    letters = set().union(*rules) if dims is None else dims
+    return any(axes_of(letter, rules[0]) != axes_of(letter, rules[1]) for letter in letters)
+
+
 def active(at_rest: bool = False) -> tuple[Mesh, Rules] | None:
     """The current mesh and rules, as for `annotate`; None outside of `use_mesh`."""
     if (here := _active.get()) is None:

@@ -18,7 +18,15 @@ from lingvo_moe.nn.gradients import custom_gradient
 from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.zeros import runtime_zeros
-from lingvo_moe.sbp.annotations import Rules, active, annotate, assignment, axes_of, tile
+from lingvo_moe.sbp.annotations import (
+    Rules,
+    active,
+    annotate,
+    assignment,
+    axes_of,
+    rest_differs,
+    tile,
+)
 
 _COPY = "Z"  # a letter for D that is in no equation
 
@@ -72,18 +80,32 @@ def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.T
 
 
 def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
-    """`annotate_weight`, but the gradient of a scan's layers stays split as at rest.
+    """A weight as it is in use, if it lies otherwise at rest; else unchanged.
 
-    A gathered gradient would need the memory of all layers' whole gradients.
+    The gradient of a scan's layers stays split as at rest. A gathered gradient would need the
+    memory of all layers' whole gradients.
     """
-    if active() is None or weight.shape.rank != len(dims) or not _place(dims):
+    if weight.shape.rank != len(dims):
         return annotate_weight(weight, dims)
+    if not rest_differs(dims):
+        return weight
+    if not _place(dims):
+        return annotate(weight, dims)
 
     @custom_gradient
     def gathered(weight):
         return annotate(weight, dims), lambda upstream: annotate(upstream, dims, at_rest=True)
 
     return gathered(weight)
+
+
+def lay_at_rest(tensor: tf.Tensor, dims: str) -> tf.Tensor:
+    """A part of an update as weights are at rest; unchanged where all weights are so in use too.
+
+    If one weight moves, the updates of all are annotated: a compiler merges equal constants of two
+    updates, and how one weight is cut would spread to another of its shape.
+    """
+    return annotate(tensor, dims, at_rest=True) if rest_differs() else tensor
 
 
 def einsum(equation: str, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

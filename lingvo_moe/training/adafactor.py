@@ -1,6 +1,7 @@
 """Adafactor: Adam's scaling with a fraction of its memory, and a bound on each update."""
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import tensorflow as tf
@@ -8,7 +9,7 @@ import tensorflow as tf
 from lingvo_moe.config.fields import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
 from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
-from lingvo_moe.sbp.annotations import annotate
+from lingvo_moe.sbp.copies import lay_at_rest
 from lingvo_moe.training.optimizer import STACK, Optimizer, zeros_like
 from lingvo_moe.training.schedules import InverseSquareRoot, Schedule
 
@@ -89,30 +90,25 @@ class Adafactor(Optimizer):
         def mix(old, new):
             return beta2 * old + (1.0 - beta2) * (new + _SQUARED_GRAD_FLOOR)
 
-        def mean(values):
-            return tf.reduce_mean(values, axes, keepdims=True)
-
         factored = self.factored_axes(spec)
         if not factored:
             full = mix(slots.full, squared)
             inverse = tf.math.rsqrt(full)
-            update_square = mean(tf.square(grad * inverse))
+            update_square = mean_of(tf.square(grad * inverse), axes)
             return lambda step: step * inverse, update_square, NestedMap(full=full)
         row_axis, col_axis = factored
         row = mix(slots.row, tf.reduce_mean(squared, col_axis))
         col = mix(slots.col, tf.reduce_mean(squared, row_axis))
         # moment = row · col / mean(row), one inverse a row and one a column
-        of_all = tf.reduce_mean(row, row_axis, keepdims=True)
+        of_all = mean_of(row, [row_axis])
         of_row = tf.expand_dims(of_all / tf.maximum(row, of_all * _ROW_SHARE_FLOOR), col_axis)
         of_col = tf.expand_dims(1.0 / col, row_axis)
-        # A compiler merges equal constants. Without this annotation the sharding of one weight's
-        # slots could be used for another weight with the same number of columns.
         of_row, of_col = (
-            annotate(of, spec.dims[:axis] + "." + spec.dims[axis + 1 :], at_rest=True)
+            lay_at_rest(of, spec.dims[:axis] + "." + spec.dims[axis + 1 :])
             for of, axis in ((of_row, col_axis), (of_col, row_axis))
         )
-        by_row = tf.reduce_mean(squared * of_col, col_axis, keepdims=True)
-        update_square = mean(by_row * of_row)
+        by_row = mean_of(squared * of_col, [col_axis])
+        update_square = mean_of(by_row * of_row, axes)
 
         def scale(step):
             return (step * tf.sqrt(of_row)) * tf.sqrt(of_col)
@@ -133,4 +129,14 @@ class Adafactor(Optimizer):
 
 def rms(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
     """The root mean square over axes, which keep size 1."""
-    return tf.sqrt(tf.reduce_mean(tf.square(x), axes, keepdims=True))
+    return tf.sqrt(mean_of(tf.square(x), axes))
+
+
+def mean_of(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    """The mean over axes, which keep size 1.
+
+    It is divided after the axes have size 1: a compiler merges equal constants. With a divisor of
+    the shape [E] the split of experts would spread to tensors of this shape, such as a gate's.
+    """
+    count = math.prod(x.shape[axis] for axis in axes)
+    return tf.reduce_sum(x, axes, keepdims=True) / count

@@ -12,7 +12,7 @@ from lingvo_moe.config.patterns import Factors, check_found, first_match
 from lingvo_moe.nn.layer import Constant, WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.tables import StateSpec, merge_trees
-from lingvo_moe.sbp.annotations import annotate
+from lingvo_moe.sbp.copies import lay_at_rest
 from lingvo_moe.training.schedules import Schedule
 
 EMA = "ema"  # name of the slot
@@ -141,8 +141,7 @@ class Optimizer(Params, abc.ABC):
         rate, factors = self.schedule(count), self.factors(weights)
 
         def move(factor, weight, slot, grad, spec):
-            # The results are then split in the same way; see also Adafactor.
-            grad = annotate(grad, spec.dims, at_rest=True)
+            grad = lay_at_rest(grad, spec.dims)
             here = rate if factor == 1 else factor * rate
             average = slot.get(EMA)
             change, slot = self.update_weight(weight, slot, grad, spec, here, count)
