@@ -134,7 +134,6 @@ def schedule() -> Scheduler:
         gradient_bytes=machine.gradient_bytes,
         state_bytes=state_bytes,
     )
-    cost = dataclasses.replace(cost, gradient_bytes=0.0, padded=True)
     return Scheduler(maker=PolicyMaker(cost=cost))
 
 

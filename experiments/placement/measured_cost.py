@@ -45,10 +45,6 @@ STATE = 3  # weights and two slots of Adam, times an expert's gradients
 def unseen(machine: Machine) -> dict[str, tuple]:
     """Name -> (call, CostModel -> seconds): every term at a size not in the profile."""
 
-    def synchronised(devices):
-        counts = (np.arange(DEVICES) < devices).astype(int)
-        return lambda cost: cost.sync_seconds(counts)[0]
-
     def seconds_of_tokens(count):
         return lambda cost: cost.expert_seconds + count / cost.tokens_per_second
 
@@ -61,7 +57,7 @@ def unseen(machine: Machine) -> dict[str, tuple]:
     }
     for n in (2, 3, 5, 6, 8):
         call = machine.all_reduce(range(n), machine.gradient_bytes)
-        cases[f"AllReduce over {n}"] = (call, synchronised(n))
+        cases[f"AllReduce over {n}"] = (call, lambda cost, n=n: cost.all_reduce_seconds(n))
     cases["copy of weights and slots"] = (
         machine.transfer(2, 5, STATE * machine.gradient_bytes),
         lambda cost: cost.state_bytes / cost.bandwidth[2, 5],
@@ -112,11 +108,8 @@ def device_step(machine: Machine, flow: np.ndarray, counts: np.ndarray, device: 
     ]
     held = np.flatnonzero(counts[:, device])
     experts = [machine.expert_step(device, int(flow[e, :, device].sum())) for e in held]
-    sums = [
-        machine.all_reduce(np.flatnonzero(counts[e]).tolist(), machine.gradient_bytes)
-        for e in held
-        if np.count_nonzero(counts[e]) > 1
-    ]
+    several = np.count_nonzero(np.count_nonzero(counts, axis=1) > 1)
+    sums = several * [machine.all_reduce(range(DEVICES), machine.gradient_bytes)]
 
     def run():
         for part in (4 * arriving, experts, sums):

@@ -4,15 +4,12 @@ Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 3 (cost model). With
 e on device g, the time of a step is that of the busiest device,
 
     T = max_g Σ_{e on g} ( F + I / TPS  +  4 Σ_{g'} (from g') · token bytes / Bw[g', g]
-                           +  gradient bytes / BPS(devices that hold e) )
+                           +  gradient bytes / BPS(all devices), if several devices hold e )
 
 and the copy of a replica takes its bytes of weights and optimizer state / Bw. F is not in the
 paper: it is the time to read an expert's weights and write their gradients, with few tokens too.
-
-In a compiled program with static shapes every slot has as many rows as the busiest one. So if the
-model is `padded`, the sum of F + I / TPS is replaced by one term for all devices,
-
-    slots of a device · max_e (tokens of e / slots of e) / TPS.
+The paper sums gradients over the devices that hold e. A compiled program has the same groups in
+each step, so all devices take part in each sum (training.replicas), and all have its time.
 
 D devices (as sources), H the same as targets, E experts; "..." any leading dimensions.
 """
@@ -55,7 +52,6 @@ class CostModel:
         gradient_bytes: bytes of one expert's gradients when summed.
         state_bytes: bytes of one expert's weights and optimizer state when copied.
         expert_seconds: time of an expert without tokens (F).
-        padded: whether every slot computes as many rows as the busiest one.
     """
 
     tokens_per_second: float
@@ -65,18 +61,11 @@ class CostModel:
     gradient_bytes: float
     state_bytes: float
     expert_seconds: float = 0.0
-    padded: bool = False
 
     @functools.cached_property
     def _per_byte(self) -> np.ndarray:
         """Seconds [D, H]."""
         return 1.0 / self.bandwidth
-
-    @functools.cached_property
-    def _on_node(self) -> np.ndarray:
-        """float [D, nodes], 1 if a device belongs to a node."""
-        nodes = self.wires.nodes(self.num_devices)
-        return np.eye(nodes.max() + 1)[nodes]
 
     @property
     def num_devices(self) -> int:
@@ -93,22 +82,21 @@ class CostModel:
             counts: [..., D], the slots of that expert on each device; their sum is at least 1.
 
         Returns:
-            [..., D] each; compute is 0 if the model is padded, see `padded_seconds`.
+            [..., D] each.
         """
         room = counts * (loads.sum(-1) / counts.sum(-1))[..., None]
         kept = np.minimum(room, loads)
         rest, spare = loads - kept, room - kept
         share = spare / np.maximum(spare.sum(-1, keepdims=True), 1e-30)
         arriving = share * (rest @ self._per_byte)
-        compute = self.expert_seconds * (counts > 0) + room / self.tokens_per_second
         return Seconds(
-            np.zeros_like(compute) if self.padded else compute,
+            self.expert_seconds * (counts > 0) + room / self.tokens_per_second,
             _EXCHANGES * self.token_bytes * arriving,
             self.sync_seconds(counts),
         )
 
     def of_flow(self, flow: np.ndarray, counts: np.ndarray) -> Seconds:
-        """Seconds of tokens that are sent as in `flow`, without padding.
+        """Seconds of tokens that are sent as in `flow`.
 
         Args:
             flow: [E, D, H] tokens from source to target.
@@ -123,32 +111,22 @@ class CostModel:
             self.sync_seconds(counts),
         )
 
-    def padded_seconds(self, rows: np.ndarray, slots_per_device: int) -> np.ndarray:
-        """Seconds of all devices for this number of rows a slot; 0 if the model is not padded."""
-        return self.padded * slots_per_device * rows / self.tokens_per_second
-
-    def tokens_to_balance(self, loads: np.ndarray, placement: Placement) -> np.ndarray:
-        """The tokens whose maximum determines the time: of devices [D] or, if padded, of slots."""
-        if not self.padded:
-            return device_tokens(loads, placement)
-        each = np.append(loads.sum(axis=0) / placement.counts().sum(axis=1), 0.0)
-        return each[placement.slots.ravel()]  # the last is for EMPTY
-
     def exchange_seconds_per_token(self) -> float:
         """Seconds of all exchanges of a token between two devices, mean over pairs."""
         pairs = self.num_devices * (self.num_devices - 1)
         return _EXCHANGES * self.token_bytes * float(self._per_byte.sum()) / max(pairs, 1)
 
     def sync_seconds(self, counts: np.ndarray) -> np.ndarray:
-        """[..., D], seconds to sum an expert's gradients on its devices; 0 for a single device.
+        """[..., D], seconds to sum an expert's gradients; 0 if a single device holds it."""
+        several = np.count_nonzero(counts, axis=-1) > 1
+        seconds = several * self.all_reduce_seconds(self.num_devices)
+        return np.broadcast_to(seconds[..., None], counts.shape)
 
-        Replicas on one device share weights, so only the number of devices matters.
-        """
-        holds = counts > 0
-        nodes = np.maximum((holds @ self._on_node > 0).sum(-1), 1)
-        near = np.maximum(holds.sum(-1), 1) / nodes  # mean over nodes
-        seconds = self.wires.sum_seconds(self.gradient_bytes, near, nodes)
-        return np.where(holds, seconds[..., None], 0.0)
+    def all_reduce_seconds(self, devices: int) -> float:
+        """Seconds to sum an expert's gradients over the first devices."""
+        nodes = np.unique(self.wires.nodes(devices)).size
+        group = np.array(devices / nodes), np.array(nodes)
+        return float(self.wires.sum_seconds(self.gradient_bytes, *group))
 
     def adjustment_seconds(self, before: Placement, after: Placement) -> float:
         """Seconds of the copies from one placement to another.

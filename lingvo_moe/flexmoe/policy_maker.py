@@ -135,14 +135,10 @@ class _Change(NamedTuple):
     Attributes:
         make: number of a candidate -> the move.
         delta: [N, D], change of the seconds of devices by each candidate.
-        more, fewer: int [N], the experts with one more slot and one fewer; EMPTY for none. None if
-            no number of slots changes.
     """
 
     make: Callable[[int], Move]
     delta: np.ndarray
-    more: np.ndarray | None = None
-    fewer: np.ndarray | None = None
 
 
 class _SearchState:
@@ -166,36 +162,12 @@ class _SearchState:
     @property
     def step_seconds(self) -> float:
         """Of the busiest device."""
-        rows = (self.loads.sum(axis=1) / self.counts.sum(axis=1)).max()
-        return float(self.busy.max() + self._padded_seconds(rows))
+        return float(self.busy.max())
 
     @property
     def level_seconds(self) -> float:
-        """The same with perfect balance of devices and slots."""
-        rows = self.loads.sum() / self.placement.slots.size
-        return float(self.busy.mean() + self._padded_seconds(rows))
-
-    def padding(self, change: _Change | None = None) -> np.ndarray:
-        """Seconds of padded compute, a smooth maximum: now [], or after each candidate [N]."""
-        if not self.cost.padded:
-            return np.zeros(())
-        load = np.append(self.loads.sum(axis=1), 0.0)  # the last is EMPTY's
-        slots = np.append(self.counts.sum(axis=1), 9)
-        top = max(load.max(), 1e-300)
-
-        def part(experts, by=0):
-            """Σ over its slots of (tokens a slot)^16."""
-            number = slots[experts] + by
-            return (load[experts] / top) ** 16 / np.maximum(number, 1e-3) ** 15
-
-        total = part(np.arange(len(load))).sum()
-        if change is not None and change.more is not None:
-            total = total + part(change.more, 1) - part(change.more)
-            total = total + part(change.fewer, -1) - part(change.fewer)
-        return self._padded_seconds(top * (total / self.placement.slots.size) ** (1 / 16))
-
-    def _padded_seconds(self, rows):
-        return self.cost.padded_seconds(rows, self.placement.slots_per_device)
+        """The same with perfect balance of devices."""
+        return float(self.busy.mean())
 
     def apply(self, move: Move) -> None:
         """Makes the move."""
@@ -246,7 +218,7 @@ class _SearchState:
             kind = Expand if cold[i] == EMPTY else Replace
             return kind(hot, int(chosen[i]))
 
-        return _Change(make, delta, np.full_like(cold, hot), cold)
+        return _Change(make, delta)
 
     def replacements(self) -> _Change:
         """A slot of the busiest device whose expert has several slots, given to any expert."""
@@ -261,9 +233,7 @@ class _SearchState:
         place, new = place[other], new[other]
         delta = added[new] + self.changed(slots[place], np.full_like(place, busiest), -1)
         first = busiest * len(slots)
-        return _Change(
-            lambda i: Replace(int(new[i]), int(first + place[i])), delta, new, slots[place]
-        )
+        return _Change(lambda i: Replace(int(new[i]), int(first + place[i])), delta)
 
     def swaps(self) -> _Change:
         """Swaps of its slots with those of idle devices and of devices with a replica."""
@@ -296,9 +266,9 @@ class _SearchState:
         if not len(change.delta):
             return None
         busy = self.busy
-        peaks = smooth_maximum(busy + change.delta) + self.padding(change)
+        peaks = smooth_maximum(busy + change.delta)
         least = int(peaks.argmin())
-        now = smooth_maximum(busy) + self.padding()
+        now = smooth_maximum(busy)
         return change.make(least) if peaks[least] < now * (1 - _EPSILON) else None
 
 

@@ -68,7 +68,7 @@ def _profile(cost, noise=0.0):
     ]
     exchange = [(size, measured(size / cost.bandwidth[0, 1])) for size in (1e3, 1e5)]
     all_reduce = [
-        (n, size, measured(cost.sync_seconds(np.arange(4) < n)[0] * size / cost.gradient_bytes))
+        (n, size, measured(cost.all_reduce_seconds(n) * size / cost.gradient_bytes))
         for n in (2, 3, 4)
         for size in (1e4, 1e6)
     ]

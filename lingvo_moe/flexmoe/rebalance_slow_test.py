@@ -37,12 +37,12 @@ def test_eight_devices_follow_a_skewed_and_drifting_load():
 
 
 def test_a_step_exchanges_tokens_there_and_back_and_little_else():
-    """Two AllToAlls forwards and one backwards, because inputs need no gradient.
+    """Tokens and the weights of their choices, and sums back; gradients of sums and weights.
 
-    Also an AllGather of loads, and an AllReduce of gradients and metrics.
+    Inputs need no gradient. Also an AllGather of loads, and AllReduces of gradients and metrics.
     """
     counts = on_eight_devices()["collectives"]
-    assert counts["all-to-all"] == 3
+    assert counts["all-to-all"] == 5
     assert counts["all-gather"] == 1
     assert set(counts) == {"all-to-all", "all-gather", "all-reduce"}
 

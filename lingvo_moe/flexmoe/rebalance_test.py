@@ -26,24 +26,7 @@ def test_experts_follow_a_skewed_and_drifting_load():
     assert sum(m.moves[0] for m in metrics[20:]) > 0  # they drift on
     moved = [m.moves[0] > 0 for m in metrics]
     assert [m.move_seconds[0] > 0 for m in metrics] == moved
-    # With balanced loads most steps used small buffers.
-    assert metrics[0].rung == 1
-    assert sum(m.rung == 0 for m in metrics) > 20
     Placement(np.asarray(runtime.state()["theta/placement"]), EXPERTS)
-
-
-@pytest.mark.slow
-def test_padded_slots_become_even():
-    """The busiest slot counts, so its expert gets more of them, and the buffers stay small."""
-    rooms = {}
-    for padded in (False, True):
-        gate = 4 * np.eye(MODEL, dtype=np.float32)
-        runtime = start(Rebalanced(local(), TABLES, scheduler(padded)), gate)
-        metrics = [runtime.train(batch(step)) for step in range(20)]
-        slots = Placement(np.asarray(runtime.state()["theta/placement"]), EXPERTS).counts()
-        loads = np.sum(metrics[-1].source_load[0], axis=0)
-        rooms[padded] = np.max(loads / slots.sum(axis=1)) / (np.sum(loads) / slots.sum())
-    assert rooms[True] < 1.4 < rooms[False]
 
 
 def test_a_resumed_run_moves_as_the_whole_one():

@@ -148,7 +148,7 @@ class Scheduler:
         cost = self.maker.cost
         seen = self.forecast.update(state.seen, loads)
         ahead = self.forecast.loads(seen)
-        ratio = balance_ratio(cost.tokens_to_balance(ahead, state.placement))
+        ratio = balance_ratio(device_tokens(ahead, state.placement))
         active = ratio > (self.release if state.active else self.threshold)
         queue, plan, rest = state.queue, None, state.rest
         if active and not queue.moves and state.step >= rest:

@@ -4,7 +4,7 @@ Gale et al. 2022, MegaBlocks, arXiv 2211.15841.
 
 X sources, the devices with tokens, with N tokens each; K choices, M model, H hidden; D devices that
 the E experts are split over, L = E / D; A places along the mesh axis of data; C room of the buffer
-from a source to a device; T tokens that a device receives; R row blocks of B rows.
+from a source to a device; T tokens that a device receives or has; R row blocks of B rows.
 In `dims` as elsewhere: G sources; g the same, and the places, while experts are split; E experts
 and their devices; e devices not split; r rows of experts.
 """
@@ -49,10 +49,10 @@ class Dropless(Laddered, AnyShape):
     while the time follows the blocks in use, so it suits XLA. It runs on TensorFlow's executor too,
     where `Ragged` needs no padding.
 
-    If a mesh splits the experts, a token is sent once to each device that has experts for it, with
-    its choices and their weights; that device returns the weighted sum of its experts. Each pair of
-    devices has one buffer, which is as large as the busiest pair needs (see `Laddered`). Pairs have
-    much more even loads than experts. Every choice is computed.
+    If a mesh splits the experts, a token is sent once to each other device that has experts for it,
+    with its choices and their weights; that device returns the weighted sum of its experts. Each
+    pair of devices has one buffer, which is as large as the busiest pair needs (see `Laddered`).
+    Pairs have much more even loads than experts. Every choice is computed.
 
     Attributes:
         block_size: B; None for the largest power of two from 8 to 128 that is at most a quarter of
@@ -89,13 +89,10 @@ class Dropless(Laddered, AnyShape):
             room = self.room(size * min(1.0, choices / devices), size)
             rows = self.room(size * choices, size * choices * devices)
             exchange = _Exchange.plan(own[1], devices, held, self.of_rung(room))
-            there, most = exchange.send(*own), self.of_rung(rows)
+            (tokens, expert, weight), most = exchange.send(*own), self.of_rung(rows)
         else:
-            exchange, there, most = None, [x[None] for x in own], size * choices
-        on_device = [devices, num_pieces("g"), -1]
-        tokens, expert, weight = (
-            annotate(tf.reshape(x, [*on_device, x.shape[-1]]), "Eg..") for x in there
-        )
+            tokens, expert, weight = (annotate(x[None], "Eg..") for x in own)
+            exchange, most = None, size * choices
         block = self.block_size or _block_size(size * choices, held)
         blocks = in_blocks(expert, held, block, -(-most // block) + held)
         outputs = experts.by_products(blocks.permute(tokens), blocks.products())
@@ -116,12 +113,12 @@ class Dropless(Laddered, AnyShape):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Exchange:
-    """Tokens to devices and back, in a buffer for each pair of a source and a device.
+    """Tokens to other devices and back, in a buffer for each pair of a source and a device.
 
     Attributes:
         devices, held, room: D, L, C.
-        slot: int32 [X, N, K], the place in [D, C] where a choice sends its token; D · C if none. Of
-            a token's choices on a device the first sends it.
+        slot: int32 [X, N, K], the place in [D, C] where a choice sends its token; D · C if none, or
+            on its own device. Of a token's choices on a device the first sends it.
         most: int32 [], the number of tokens of the busiest pair.
     """
 
@@ -136,6 +133,7 @@ class _Exchange:
         """The exchange for the experts int32 [X, N, K] of tokens, E for none."""
         device = expert // held
         _, first = in_same_part(device, device < devices)
+        first &= device != (tf.range(expert.shape[0]) % devices)[:, None, None]
         position = queue_positions(device, first, devices)
         sends = first & (position < room)
         return cls(
@@ -147,7 +145,7 @@ class _Exchange:
         )
 
     def send(self, tokens, expert, weight):
-        """What arrives: tokens [D, X, C, M], and their choices [D, X, C, K].
+        """What a device receives and has: tokens [D, A, T, M], and their choices [D, A, T, K].
 
         Experts are numbered from the device's first one, with L for those of other devices.
         """
@@ -160,7 +158,7 @@ class _Exchange:
             return [tf.reshape(x, [self.devices, 1, self.room, x.shape[-1]]) for x in sent]
 
         sent = manual(fill, [tokens, about, self.slot], ["GSM", "GSK", "GSK"], ["eGCM", "eGCK"])
-        tokens, about = (annotate(x, "EgCM") for x in sent)
+        tokens, about = map(self._beside, sent, (tokens, about))
         expert, weight = tf.split(about, 2, axis=-1)
         expert = tf.cast(expert, tf.int32) - 1
         expert -= self.held * tf.range(self.devices)[:, None, None, None]
@@ -168,8 +166,11 @@ class _Exchange:
         return tokens, tf.where(here, expert, self.held), weight
 
     def back(self, sums):
-        """The sums [X, N, M] over devices of the sums [D, A, T, M] that devices return."""
-        sums = tf.reshape(sums, [self.devices, -1, self.room, sums.shape[-1]])
+        """The sums [X, N, M] over devices of the devices' sums [D, A, T, M]."""
+        arrived = self.devices * self.room
+        own = tf.transpose(sums[:, :, arrived:], [1, 0, 2, 3])
+        own = annotate(tf.reshape(own, [-1, *own.shape[2:]]), "GSM")
+        sums = tf.reshape(sums[:, :, :arrived], [self.devices, -1, self.room, sums.shape[-1]])
         sums = annotate(annotate(sums, "EgCM"), "eGCM")
 
         def collect(sums, slot):
@@ -177,7 +178,16 @@ class _Exchange:
             rows = tf.reshape(sums, [-1, sums.shape[-1]])
             return combine(rows, tf.ones(slot.shape), slot, choice)[None]
 
-        return manual(collect, [sums, self.slot], ["eGCM", "GSK"], "GSM")
+        return own + manual(collect, [sums, self.slot], ["eGCM", "GSK"], "GSM")
+
+    def _beside(self, sent, own):
+        """[D, A, T, ·]: what was sent [D, X, C, ·], after it each device's own [X, N, ·]."""
+        size = sent.shape[-1]
+        sent = annotate(sent, "EgCM")
+        own = tf.reshape(own, [-1, self.devices, *own.shape[1:]])
+        own = annotate(tf.transpose(own, [1, 0, 2, 3]), "Eg..")
+        sent = tf.reshape(sent, [self.devices, own.shape[1], -1, size])
+        return annotate(tf.concat([sent, own], axis=2), "Eg..")
 
     def _slots(self, slot):
         """The slots [N, K] of a source, and the choice in each."""

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.flexmoe.vexperts import VExperts
 from lingvo_moe.megablocks.dropless import Dropless
+from lingvo_moe.megablocks.laddered import Laddered, least_rung
+from lingvo_moe.moe.dispatch import Dispatched, Einsum, lost
 from lingvo_moe.moe.ragged import Ragged
 from lingvo_moe.nn.layer import init_theta
 from lingvo_moe.nn.nested_map import NestedMap
@@ -23,8 +24,23 @@ from lingvo_moe.testing.regression import (
 )
 from lingvo_moe.training.step import TrainState
 
-# Four slots for four experts: on one device the same experts, with two rungs that differ.
-ON_RUNGS = VExperts(devices=2, slots_per_device=2)
+
+class Padded(Laddered):
+    """Each expert has places for a rung's load in each group; it needs a ladder on one device."""
+
+    def dispatch(self, inputs, routing, capacity, experts):
+        size, choices = routing.expert.shape[1:]
+        room = self.room(size * choices / experts.num_experts, size)
+        places = self.of_rung(room)
+        outputs, _ = Einsum(groups=self.groups).dispatch(inputs, routing, places, experts)
+        most = tf.reduce_max(tf.where(routing.dispatched, routing.position + 1, 0))
+        stats = NestedMap(
+            rung=least_rung(room, most), lost=lost(routing, routing.position < places)
+        )
+        return Dispatched(outputs, stats)
+
+
+ON_RUNGS = Padded()
 
 
 def train(runtime):
@@ -62,9 +78,9 @@ def test_training_is_that_without_a_capacity():
 
 
 def test_rungs_follow_the_load():
-    """128 tokens, 2 choices, 4 slots: 64 at balance, so rooms 80, 100, 126, 128, 128, ….
+    """64 tokens, 2 choices, 4 experts: 32 at balance, so rooms 40, 50, 63, 64, 64, ….
 
-    With all tokens alike two slots get 128: rung 3, and no higher.
+    With all tokens alike two experts get 64 in each group: rung 3, and no higher.
     """
     metrics, _, traced = on_rungs()
     assert metrics[2].needed_rung == 3
@@ -83,21 +99,24 @@ def test_a_step_without_room_leaves_the_state_alone():
     skewed = NestedMap(inputs=tf.constant(BATCHES[2]["inputs"]))
     after, metrics = lowest(TrainState(*before), skewed)
     assert metrics.needed_rung == 3
-    # Two slots have room for 80 of 128.
-    assert metrics.lost == 2 * 48
+    # Two experts have room for 40 of 64 in each of two groups.
+    assert metrics.lost == 2 * 2 * 24
     for new, old in zip(tf.nest.flatten(list(after)), tf.nest.flatten(before), strict=True):
         np.testing.assert_array_equal(new, old)
 
 
 def test_the_neediest_micro_batch_counts():
-    """Every second row is in the first of two; all its tokens are alike, the others random."""
+    """Every second row is in the first of two; all its tokens are alike, the others random.
+
+    A group of 32 tokens: 16 at balance, so rooms 20, 25, 32.
+    """
     alike = np.arange(len(BATCHES[0]["inputs"]))[:, None, None] % 2 == 0
     inputs = np.where(alike, BATCHES[2]["inputs"], BATCHES[0]["inputs"])
     lowest = Regression(ON_RUNGS).step(micro_batches=2).on_rungs[0]
     theta = init_theta(lowest.task.weights(), 1)
     slots = init_theta(lowest.optimizer.slots(lowest.task.weights()), 1)
     state = TrainState(tf.constant(0, tf.int64), theta, slots)
-    assert lowest(state, NestedMap(inputs=tf.constant(inputs)))[1].needed_rung == 3
+    assert lowest(state, NestedMap(inputs=tf.constant(inputs)))[1].needed_rung == 2
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def batch(step):
     return {"inputs": (wanted + 0.1 * rng.normal(size=wanted.shape)).astype(np.float32)}
 
 
-def scheduler(padded=False):
+def scheduler():
     """Compute is expensive; exchange and copies are cheap."""
     bandwidth = np.where(np.eye(DEVICES, dtype=bool), np.inf, 1e9)
     cost = CostModel(
@@ -49,7 +49,6 @@ def scheduler(padded=False):
         token_bytes=4 * MODEL,
         gradient_bytes=8 * MODEL * 8,
         state_bytes=24 * MODEL * 8,
-        padded=padded,
     )
     return Scheduler(maker=PolicyMaker(cost=cost))
 

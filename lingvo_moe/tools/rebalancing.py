@@ -54,13 +54,8 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
         cost = _measured(expert, devices)
     else:
         cost = from_hardware(find_hardware(FLAGS.hardware), devices, expert)
-    # A compiled program sums the gradients of all experts, even of those with one replica.
-    cost = dataclasses.replace(
-        cost,
-        state_bytes=_state_bytes(task, task.vexperts.num_slots),
-        gradient_bytes=0.0,
-        padded=True,
-    )
+    gradient_bytes, state_bytes = _slot_bytes(task, task.vexperts.num_slots)
+    cost = dataclasses.replace(cost, gradient_bytes=gradient_bytes, state_bytes=state_bytes)
     return Scheduler(maker=PolicyMaker(cost=cost))
 
 
@@ -86,9 +81,11 @@ def _measured(expert: ExpertShape, devices: int) -> CostModel:
     return cost
 
 
-def _state_bytes(task: TranslationTask, num_slots: int) -> float:
-    """Bytes of one slot of the first MoE layer: weights and optimizer slots."""
+def _slot_bytes(task: TranslationTask, num_slots: int) -> tuple[float, float]:
+    """Bytes of one slot of the first MoE layer: weights; weights and optimizer slots."""
     weights = task.weights()
     table = next(iter(task.placements))
     held = tensors_to_move(table, weights, task.params.optimizer.slots(weights))
-    return _BYTES * sum(spec.size for spec in held.values()) / num_slots
+    each, of_all = _BYTES / num_slots, sum(spec.size for spec in held.values())
+    of_weights = sum(spec.size for name, spec in held.items() if name.startswith("theta/"))
+    return of_weights * each, of_all * each
