@@ -32,6 +32,7 @@ class HuggingFace(Format):
     """A checkpoint that transformers reads: config.json, safetensors, tokenizer files.
 
     The model must have been imported, and its vocabulary and shapes must not have changed since.
+    Fitted length penalties are not written: the format has another formula.
     With storage float32, weights that were not trained after the import keep the imported types.
     """
 
