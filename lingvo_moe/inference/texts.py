@@ -46,11 +46,11 @@ class TextTranslator(abc.ABC):
 
     @abc.abstractmethod
     def asked(self, target_language: str, source_language: str | None) -> Any:
-        """What `run` needs to know of the languages. Raises ValueError: as a call."""
+        """The languages as `run` takes them. Raises ValueError: as a call."""
 
     @abc.abstractmethod
     def count(self, texts: Sequence[str]) -> list[int]:
-        """The number of pieces of each text behind the source prefix."""
+        """The number of pieces of each text after the source prefix."""
 
     @abc.abstractmethod
     def run(self, texts: list[str], asked: Any, first: bool) -> list[list[TranslatedPart]]:
@@ -58,7 +58,7 @@ class TextTranslator(abc.ABC):
         target prefix."""
 
     def split(self, sentences: Sequence[str], language: str = "en") -> list[list[Part]]:
-        """What is translated as a whole of each sentence; see `split_texts`."""
+        """The parts of each sentence, which are translated one by one; see `split_texts`."""
         return split_texts(sentences, language, self.part_pieces, self.count)
 
     def __call__(
@@ -114,7 +114,7 @@ class TextTranslator(abc.ABC):
         warn: Callable[[str], None] = logging.warning,
         first_line: int = 1,
     ) -> Iterator[list[Translation]]:
-        """Translates any number of sentences in order, with the memory of BLOCK sentences.
+        """Translates any number of sentences in order, with only BLOCK of them in memory.
 
         Args:
             As those of a call; sentences are read as they are needed.

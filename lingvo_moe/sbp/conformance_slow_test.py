@@ -51,7 +51,7 @@ def pool(kind, window, strides, padding, shape=IMAGE):
 
 
 def product(equation, *cuts):
-    """A product of x [24, 16] and a matrix made of it, each split along a dimension or not."""
+    """x [24, 16] times a matrix made of x; each tensor is split along a dimension or not."""
 
     def run(x):
         operands = [x, tf.transpose(x) if equation.startswith("ab,bc") else x]

@@ -6,8 +6,9 @@ compute it once, the weight gets one more dimension: device d uses copy d, and t
 d is the summand of device d (the type P of SBP). Summands are added over micro-batches; devices
 communicate only when `sum_copies` sums the copies.
 
-Layers apply their weights with the functions below. These accept weights with or without this
-dimension, and distinguish them by the rank.
+A weight may lie in one way at rest, between steps, and in another way in use, in a step. Layers
+apply their weights with the functions below. These accept weights with or without this dimension,
+and distinguish them by the rank.
 
 D copies, B rows; the rows of a device are contiguous.
 """
@@ -34,8 +35,8 @@ _COPY = "Z"  # a letter for D that is in no equation
 def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
     """The weights theta with copies: [D, …], or [Y, D, …] for the layers of a scan.
 
-    A weight that is split over an axis that also splits rows is unchanged, as are all weights
-    outside of `use_mesh`. `weights` are their WeightSpecs.
+    Unchanged: a weight split over an axis that also splits rows, and every weight outside of
+    `use_mesh`. `weights` are their WeightSpecs.
     """
 
     def copied(weight, spec):
@@ -50,7 +51,7 @@ def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
-    """The gradients of weights, in the shapes of the WeightSpecs: one AllReduce of copies each.
+    """The gradients of weights, in the shapes of the WeightSpecs: one AllReduce for each weight.
 
     Args:
         grads: gradients of the result of `expand_copies`.
@@ -100,10 +101,10 @@ def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
 
 
 def lay_at_rest(tensor: tf.Tensor, dims: str) -> tf.Tensor:
-    """A part of an update as weights are at rest; unchanged where all weights are so in use too.
+    """A part of an update, split as its weight at rest; unchanged if all weights lie so in use too.
 
-    If one weight moves, the updates of all are annotated: a compiler merges equal constants of two
-    updates, and how one weight is cut would spread to another of its shape.
+    If one weight lies otherwise, all updates are annotated: the compiler merges equal constants, so
+    the layout of one weight could spread to another one of the same shape.
     """
     return annotate(tensor, dims, at_rest=True) if rest_differs() else tensor
 

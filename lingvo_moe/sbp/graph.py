@@ -55,8 +55,8 @@ class Node(NamedTuple):
         operands: names.
         compute: the pieces of the operands -> the piece of the result; None for a reshape.
         flops: of the whole operator.
-        types: of an input or an output: its type, or the name of an input whose type it has; None
-            for any without P.
+        types: of an input or an output: its type, or the name of an input that has the same type;
+            None for any but P.
         is_output: whether it is a result of the graph.
     """
 
@@ -183,7 +183,7 @@ class Plan:
         mesh: the devices.
         choices: of each node, in order.
         seconds: predicted, of computing and communication, one after the other.
-        exact: whether no plan is cheaper; else the search has forgotten states.
+        exact: True if no plan is cheaper; False if it is not known, because states were dropped.
     """
 
     mesh: Mesh
@@ -226,7 +226,7 @@ class _Reached(NamedTuple):
 def search(graph: Graph, mesh: Mesh, device: Device = _DEVICE, width: int = 5000) -> Plan:
     """The cheapest types, by dynamic programming over the nodes in their order.
 
-    A state is the types in which each tensor that is still needed can be had. A chain or a tree has
+    A state: the types that are there of each tensor that is still needed. A chain or a tree has
     few states. Other graphs may have many: a first search that keeps few states gives a bound, and
     a state that cannot come below it is left out. If there are still more than `width`, only the
     cheapest are kept, and the plan is perhaps not the best.
@@ -276,9 +276,9 @@ def _search(graph, mesh, device, width, bound):
 
 
 def _not_worse(found):
-    """The states, cheapest first, without those that cost more and have no further types.
+    """The states, cheapest first, without those that a cheaper one covers: it has all their types.
 
-    Two states are compared if they have the same types in which tensors were made.
+    States are compared only if their tensors were made in the same types.
     """
     kept, same = [], collections.defaultdict[Any, list](list)
     for state, reached in sorted(found.items(), key=lambda item: item[1].cost):
@@ -334,7 +334,7 @@ def _ways(node, mesh) -> Iterator[tuple[tuple[NdSbp, ...], NdSbp, int]]:
 
 @functools.cache
 def _signatures(operator, sizes):
-    """As _ways, of an operator on a mesh of these sizes: an inner signature for each outer one."""
+    """As _ways, for a mesh of these sizes: one signature an axis, the outer axis first."""
     if not sizes:
         count = len(operator.signatures(1)[-1].operands)
         return [((NdSbp(),) * count, NdSbp(), 1)]

@@ -62,13 +62,13 @@ def count_once(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> Neste
 
 
 class _Shared(NamedTuple):
-    """Which slots share an expert; d devices that slots are split over, s slots of each."""
+    """Which slots share an expert; d devices with s slots each."""
 
     dims: list[str]  # of the gradients
     # int32 [d, s], the first slot on the device with the same expert; -1 for empty slots
     first: tf.Tensor
     at: tf.Tensor  # int32 [d, E], the first slot with each expert on the device; s for none
-    number: tf.Tensor  # int32 [E], the number of experts up to each that are on several devices
+    number: tf.Tensor  # int32 [E], how many experts from 0 to this one are on several devices
 
     @classmethod
     def of(cls, placement: tf.Tensor, num_experts: int, dims: list[str]) -> "_Shared":
