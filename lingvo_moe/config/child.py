@@ -46,10 +46,13 @@ def start(module: str, *arguments: str, **streams: Any) -> subprocess.Popen:
 def send(process: subprocess.Popen, value: Any) -> None:
     """Sends a value, which must be picklable, to a child; a child that has ended is ignored."""
     assert process.stdin
-    with contextlib.suppress(BrokenPipeError):
+    try:
         pickle.dump(imported(), process.stdin)
         pickle.dump(value, process.stdin)
         process.stdin.flush()
+    except BrokenPipeError:  # what is not sent must not be tried again when the pipe is closed
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def receive() -> Any:

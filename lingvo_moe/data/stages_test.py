@@ -258,6 +258,13 @@ def _corpus(directory, lines):
     return directory
 
 
+def test_a_child_that_has_ended_is_no_error(monkeypatch):
+    monkeypatch.setattr(child.sys, "executable", "/bin/false")
+    with child.start("a_module") as process:
+        process.wait()
+        child.send(process, "work")
+
+
 def test_others_do_the_work_of_a_process_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "_BYTES_A_HELPER", 1)
     monkeypatch.setattr(child.sys, "executable", "/bin/false")
