@@ -13,6 +13,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.config.fields import PositiveInt
@@ -24,7 +25,6 @@ from lingvo_moe.moe.dispatch import (
     by_expert,
     combine,
     expert_or_none,
-    in_same_part,
     inverse,
     permute,
 )
@@ -57,12 +57,16 @@ class Dropless(Laddered, AnyShape):
     Attributes:
         block_size: B; None for the largest power of two from 8 to 128 that is at most a quarter of
             an expert's choices at balance, N·K/L. Padding then adds about an eighth to the rows.
+        kept: the number of devices whose experts a token may use, as of a `NodeLimited` with a node
+            for each device (DeepSeek-V3, arXiv 2412.19437, section 3.2.2): buffers begin with room
+            for so many copies of a token. None for K.
 
     Raises:
-        ValueError: block_size is less than 1; see also Laddered.
+        ValueError: block_size or kept is less than 1; see also Laddered.
     """
 
     block_size: PositiveInt | None = None
+    kept: PositiveInt | None = None
 
     def for_xla(self, groups):
         """See AnyShape; the result has room for any load."""
@@ -71,7 +75,11 @@ class Dropless(Laddered, AnyShape):
     def rows_sent(self, num_experts, choices, group_size):
         """See Dispatcher; on the lowest rung, the most that a mesh of many devices sends."""
         del num_experts
-        return math.ceil((*self._factors, 1.0)[0] * choices * group_size)
+        return math.ceil((*self._factors, 1.0)[0] * self._copies(choices) * group_size)
+
+    def _copies(self, choices):
+        """The most devices to which a token is sent."""
+        return min(choices, self.kept or choices)
 
     def dispatch(self, inputs, routing, capacity, experts):
         """See Laddered; the statistics also hold `device_rows`, float32 [], the most rows that a
@@ -86,7 +94,7 @@ class Dropless(Laddered, AnyShape):
         ]
         size = size_of(own[0], 1)
         if devices > 1:
-            room = self.room(size * min(1.0, choices / devices), size)
+            room = self.room(size * min(1.0, self._copies(choices) / devices), size)
             rows = self.room(size * choices, size * choices * devices)
             exchange = _Exchange.plan(own[1], devices, held, self.of_rung(room))
             (tokens, expert, weight), most = exchange.send(*own), self.of_rung(rows)
@@ -132,8 +140,8 @@ class _Exchange:
     def plan(cls, expert: tf.Tensor, devices: int, held: int, room: int) -> "_Exchange":
         """The exchange for the experts int32 [X, N, K] of tokens, E for none."""
         device = expert // held
-        _, first = in_same_part(device, device < devices)
-        first &= device != (tf.range(expert.shape[0]) % devices)[:, None, None]
+        own = device == (tf.range(expert.shape[0]) % devices)[:, None, None]
+        first = _first_of_device(device) & (device < devices) & ~own
         position = queue_positions(device, first, devices)
         sends = first & (position < room)
         return cls(
@@ -307,6 +315,12 @@ def in_blocks(expert: tf.Tensor, num_experts: int, block_size: int, num_rows: in
         run, [expert], ["Eg.K"], ["Eg.K", "Eg.", "Eg", "Eg."]
     )
     return Blocks(slot, choice, choices, row_blocks, block_size)
+
+
+def _first_of_device(device):
+    """bool [..., K], the choices of a token that are its first on their device."""
+    same = device[..., :, None] == device[..., None, :]
+    return ~tf.reduce_any(same & np.tri(device.shape[-1], k=-1, dtype=bool), axis=-1)
 
 
 def _of_device(tensor):

@@ -10,12 +10,11 @@ import functools
 import math
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.config.fields import Params, PositiveFloat, PositiveInt
 from lingvo_moe.moe.experts import Experts
-from lingvo_moe.moe.gatings.base import Gating, Routing, expert_capacity
+from lingvo_moe.moe.gatings.base import Routing, expert_capacity
 from lingvo_moe.moe.holding import EachOnce, Holding
 from lingvo_moe.nn.gradients import custom_gradient
 from lingvo_moe.nn.nested_map import NestedMap
@@ -89,20 +88,6 @@ class Dispatcher(Params, abc.ABC):
         """
         return expert_capacity(self.capacity_factor, group_size, num_experts)
 
-    def check(self, gating: Gating) -> None:
-        """Checks the layer's gating; most dispatchers fit all.
-
-        Raises:
-            ValueError: it does not fit.
-        """
-
-    def check_pieces(self, pieces: int) -> None:
-        """Checks the number of pieces into which a mesh splits the experts; most fit any mesh.
-
-        Raises:
-            ValueError: it does not fit.
-        """
-
     def check_mesh(self, num_experts: int, pieces: int, places: int) -> None:
         """Checks that a layer can be trained on a mesh of several devices.
 
@@ -112,15 +97,14 @@ class Dispatcher(Params, abc.ABC):
             places: number of pieces of the groups while experts are split, letter g.
 
         Raises:
-            ValueError: it is for one device, the experts or groups do not divide into equal pieces,
-                or as `check_pieces`.
+            ValueError: it is for one device, or the experts or groups do not divide into equal
+                pieces.
         """
         if self.one_device:
             raise ValueError(
                 f"model.moe.training={type(self).__name__}() is for one device; over many set "
                 f"Dropless(groups=N) or Gather(groups=N), N a multiple of the devices."
             )
-        self.check_pieces(pieces)
         for name, number, into in (
             ("number of experts", num_experts, pieces),
             ("model.moe.training.groups", self.groups, pieces * places),
@@ -276,22 +260,6 @@ def by_expert(expert: tf.Tensor, num_experts: int) -> tuple[tf.Tensor, tf.Tensor
     expert = tf.reshape(expert, [-1])
     counts = tf.math.unsorted_segment_sum(tf.ones_like(expert), expert, num_experts + 1)
     return tf.argsort(expert, stable=True), counts[:-1]
-
-
-def in_same_part(part: tf.Tensor, taken: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which choices of a token share a part of the experts, such as a device.
-
-    Args:
-        part: int32 [..., K], the part of each choice.
-        taken: bool [..., K], the choices that count.
-
-    Returns:
-        bool [..., K, K], whether the second choice is taken and in the part of the first; and bool
-        [..., K], the first taken choice in each part.
-    """
-    same = (part[..., :, None] == part[..., None, :]) & taken[..., None, :]
-    earlier = np.tril(np.ones([part.shape[-1]] * 2, bool), -1)
-    return same, taken & ~tf.reduce_any(same & earlier, axis=-1)
 
 
 def expert_or_none(routing: Routing, num_experts: int) -> tf.Tensor:

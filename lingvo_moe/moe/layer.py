@@ -48,10 +48,6 @@ class MoEParams(Params):
     evaluation: AnyShape = Ragged()
     shared: Shared = Alone()
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.training.check(self.gating)
-
     def of_decoder(self) -> "MoEParams":
         """The params of the decoder's layers."""
         return dataclasses.replace(self, num_experts=self.decoder_num_experts or self.num_experts)

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.flexmoe.vexperts import VExperts
-from lingvo_moe.moe.by_node import ByNode
 from lingvo_moe.moe.dispatch import Gather
 from lingvo_moe.moe.gatings.top_2 import Top2
 from lingvo_moe.moe.layer import MoE, MoEParams
@@ -138,7 +137,6 @@ def test_evaluation_drops_nothing_where_the_shape_is_not_static():
     [
         ({"num_experts": 0}, "num_experts must be >= 1, got 0"),
         ({"every_n": 0}, "every_n must be >= 1, got 0"),
-        ({"evaluation": ByNode(nodes=2, kept=1)}, "evaluation must be of type AnyShape, got ByN"),
         ({"evaluation": VExperts(devices=2, slots_per_device=2)}, "AnyShape, got VExperts"),
     ],
 )

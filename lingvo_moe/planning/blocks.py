@@ -210,7 +210,6 @@ class _Counter:
         groups = moe.training.groups * self.blocks.micro_batches
         size = inputs.batch_size * kind.length // groups
         policy, choices = moe.training, moe.gating.choices_per_token
-        policy.check_pieces(self.cut("E"))
         # Without a capacity loads are taken as even.
         factor = policy.capacity_factor or choices
         capacity = expert_capacity(factor, size, moe.num_experts)

@@ -71,20 +71,18 @@ def test_experts_and_dispatch_by_hand():
     assert to_all.bytes == 8 * 64 * 128 * 2
 
 
-def test_a_dispatcher_by_node_sends_fewer_rows():
-    """16 experts on 4 nodes, of which a token uses 2 for its 4 experts."""
+def test_a_token_on_few_devices_sends_fewer_rows():
+    """16 experts on 4 devices, of which a token uses 2 for its 4 experts."""
     gating = "TopK(k=4,limit=NodeLimited(nodes=4,kept=2))"
     sizes = ["model.moe.num_experts=16"]
-    own, sent = "groups=4,capacity_factor=4.0", []
-    for dispatcher in (f"Gather({own})", f"ByNode(nodes=4,kept=2,{own})"):
+    sent = []
+    for dispatcher in ("Dropless(groups=4)", "Dropless(groups=4,kept=2)"):
         changes = [f"model.moe.gating={gating}", f"model.moe.training={dispatcher}"]
         params = override(MOE, [*sizes, *changes])
         (to_all,) = [t for t in count_costs(params, FOUR, 2).transfers if t.kind == "all-to-all"]
         sent.append(to_all.bytes)
-    # C = 4 · 32 / 16 = 8 rows of an expert; of a node 2 · 8 · 16 / (4 · 4) = 16.
-    assert sent == [8 * (16 * 8) * 128 * 2, 8 * (4 * 16) * 128 * 2]
-    with pytest.raises(ValueError, match="experts into 16"):
-        count_costs(params, Mesh(("expert",), (16,)), 2)
+    # The lowest rung has room for 1.25 times the copies of 32 tokens.
+    assert sent == [8 * 1.25 * (4 * 32) * 128 * 2, 8 * 1.25 * (2 * 32) * 128 * 2]
 
 
 @pytest.mark.parametrize(("option", "networks"), [("Gated()", 1), ("AlwaysOn(experts=3)", 3)])

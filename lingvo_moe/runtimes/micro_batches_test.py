@@ -53,11 +53,11 @@ MODELS = {
             "model.moe.training=Dropless(groups=8,factors=(8.0,))",
         ),
     ),
-    "experts, by node": (
+    "dropless experts, few devices a token": (
         "data:2,expert:4",
         (
             "model.moe.gating=TopK(k=4,limit=NodeLimited(nodes=4,kept=2))",
-            "model.moe.training=ByNode(nodes=4,kept=2,groups=8,capacity_factor=4.0)",
+            "model.moe.training=Dropless(groups=8,kept=2,factors=(8.0,))",
         ),
     ),
     "always-on experts": ("data:2,expert:4", ("model.moe.shared=AlwaysOn(experts=2)",)),

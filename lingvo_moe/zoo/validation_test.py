@@ -12,13 +12,12 @@ from lingvo_moe.config import registry
 from lingvo_moe.config.fields import FromData, Params, alternatives
 from lingvo_moe.config.params import classes, override
 from lingvo_moe.flexmoe.vexperts import VExperts
-from lingvo_moe.moe.by_node import ByNode
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.schedules import Constant, Cosine
 
 REQUIRED = [Constant(learning_rate=1.0), Cosine(learning_rate=1.0, total_steps=9)]
 REQUIRED += [AdamW(schedule=REQUIRED[0])]
-REQUIRED += [VExperts(devices=2, slots_per_device=2), ByNode(nodes=2, kept=1)]
+REQUIRED += [VExperts(devices=2, slots_per_device=2)]
 
 NO_NUMBERS = (math.nan, math.inf, -math.inf, 1e39, 10**400, -(10**400), True, "3", b"", [1], {})
 WRONG = {
