@@ -13,6 +13,7 @@ from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.language_codes import are_near
 from lingvo_moe.data.mixture import identity
+from lingvo_moe.data.prepare_pair import digest_of
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.system.files import read_json, write_whole
@@ -32,6 +33,7 @@ from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
 
 # What a shell or a cluster writes into a directory before training.
 _LOGS = (".log", ".out", ".err")
+_OF_SPEED = ("decoding.batch_tokens", "decoding.cache")  # params that change speed alone
 _PENALTIES = "length_penalties.json"  # step, averaging and beam size -> a part of a Fitted
 
 
@@ -366,6 +368,20 @@ class ModelDir:
 
         checkpoints.read(step, average)
         return found
+
+    def fingerprint(self, step: int) -> dict[str, str]:
+        """Name -> value of all that translations by a checkpoint depend on: params, and SHA-256 of
+        files. Raises ValueError: params.averaging needs checkpoints that are not there."""
+        files = [self.weights_path]
+        if not self.weights_path.exists():  # an index has a checksum of each tensor
+            averaged = self.params.averaging.steps(self.checkpoints.steps(), step)
+            files = [self.checkpoints.index(one) for one in averaged]
+        params = to_fields(self.params).items()
+        return {
+            "step": str(step),
+            "files": " ".join(map(digest_of, files)),
+            "fitted": str(self.at_step(step).fitted),
+        } | {name: text for name, text in params if not name.startswith(_OF_SPEED)}
 
     def _check_tags(self, dataset):
         if dataset.tags_on_both_sides != (tags := self.params.language_tags).on_target:

@@ -29,7 +29,7 @@ from lingvo_moe.inference.parts import Translation
 from lingvo_moe.inference.scorer import Score
 from lingvo_moe.inference.texts import BLOCK, TextTranslator
 from lingvo_moe.jobs.model import Model
-from lingvo_moe.jobs.shards import Shards, translate_shards
+from lingvo_moe.jobs.shards import Shards, Survey, translate_shards
 from lingvo_moe.serving.exported import Exported, is_saved_model
 from lingvo_moe.system import lock
 from lingvo_moe.system.files import check_file, is_stream, remove_partials, write_whole
@@ -136,7 +136,7 @@ def _translate_shards(model_dir: ModelDir, shards: Shards) -> None:
                 common.report(f"Worker {index} ended with status {status}; others did its work.")
 
 
-def _share(model_dir, shards, work, report) -> None:
+def _share(model_dir: ModelDir, shards: Shards, work: Survey, report) -> None:
     """Translates the shards that no other process translates."""
     _share_machine(FLAGS.worker, FLAGS.processes)
     model = Model(model_dir, runtimes.make_runtime, FLAGS.step)

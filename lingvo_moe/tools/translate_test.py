@@ -59,6 +59,17 @@ def test_a_line_is_answered_before_the_next_is_written(tmp_path):
         process.stdin.close()
 
 
+def test_a_file_is_translated(tmp_path):
+    logdir = random_logdir(tmp_path / "model", SMALLEST).path
+    source, output = tmp_path / "source", tmp_path / "output"
+    source.write_text("kara mi\nmi. so.\n")
+    files = f"--logdir={logdir}", f"--input={source}", f"--output={output}"
+    succeed("translate", *files)
+    assert not (tmp_path / "output.parts").exists()
+    expected = lm.load(logdir).translate(["kara mi", "mi. so."])
+    assert output.read_text() == "".join(f"{best[0].text}\n" for best in expected)
+
+
 @pytest.mark.slow
 def test_processes_write_what_one_writes(tmp_path):
     logdir = random_logdir(tmp_path / "model", SMALLEST).path
