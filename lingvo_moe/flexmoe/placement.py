@@ -84,19 +84,7 @@ class Placement:
 
 
 class Move(abc.ABC):
-    """One change of a placement; most change one slot, and some put an expert there."""
-
-    slot: int
-
-    @property
-    def touched(self) -> tuple[int, ...]:
-        """The slots of the table that it reads or writes."""
-        return (self.slot,)
-
-    def experts(self, placement: Placement) -> set[int]:
-        """The experts whose number of replicas it changes, or that it moves."""
-        held = (int(placement.slots.flat[slot]) for slot in self.touched)
-        return {*held, getattr(self, "expert", EMPTY)} - {EMPTY}
+    """One change of a placement."""
 
     @abc.abstractmethod
     def apply(self, placement: Placement) -> Placement:
@@ -150,10 +138,6 @@ class Migrate(Move):
 
     first: int
     second: int
-
-    @property
-    def touched(self):
-        return (self.first, self.second)
 
     def apply(self, placement):
         held = placement.slots.ravel()[[self.first, self.second]].tolist()

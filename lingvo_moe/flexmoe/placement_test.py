@@ -60,8 +60,7 @@ def test_any_sequence_keeps_every_expert_and_every_slot(seed):
         assert held.min() >= 1
         assert after.slots.shape == start.slots.shape
         assert after.counts().sum() == held.sum() <= start.slots.size
-        changed = np.flatnonzero(after.slots != placement.slots)
-        assert set(changed) <= set(move.touched)
+        assert np.count_nonzero(after.slots != placement.slots) <= 1 + isinstance(move, Migrate)
         placement = after
     assert valid or start.slots.size <= 2 or start.num_experts == 1
     # One gather by the relocation puts the right expert into every slot.

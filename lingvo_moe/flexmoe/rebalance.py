@@ -26,8 +26,7 @@ _NAMES = _AVERAGES, _ERRORS, _COUNTERS = tuple(
 class Rebalanced:
     """A runtime (see train.loop) of a model whose experts are VExperts.
 
-    The host waits for the loads of each step. The scheduler's state is part of the checkpoint,
-    except for waiting moves, which a resumed run plans again.
+    The host waits for the loads of each step. The scheduler's state is part of the checkpoint.
     """
 
     def __init__(self, runtime: Any, tables: Mapping[str, int], scheduler: Scheduler):
