@@ -79,7 +79,7 @@ def test_the_fit_finds_the_power():
 
 
 def test_the_curve_has_what_was_measured(tmp_path):
-    writer = SummaryWriter(tmp_path / "events", print)
+    writer = SummaryWriter(tmp_path / "events")
     writer.scalars(500, {"dev/loss": 3.126})
     writer.scalars(1000, {"dev/loss": 2.5, "dev/bleu": 12.26})
     writer.close()

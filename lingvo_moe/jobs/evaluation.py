@@ -349,7 +349,7 @@ def record_routing(
     split: str = "dev",
     step: int | None = None,
 ) -> RoutingRecord:
-    """Counts how many tokens of a split choose each expert, for the experts' page and for pruning.
+    """Counts how many tokens of a split choose each expert, for tables and for pruning.
 
     Args:
         model_dir: a model with experts.

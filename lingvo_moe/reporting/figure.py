@@ -17,14 +17,12 @@ COLORS = ("#1f5fa8", "#c4562d", "#3b8544", "#7a4fa3", "#8a6d3b", "#2a9d8f", "#d1
 GREY = "#8a929b"
 
 
-def to_png(figure: Figure, *, palette: bool = False) -> bytes:
+def to_png(figure: Figure) -> bytes:
     """Draws a figure, with literal texts.
 
     Args:
         figure: drawn once. It needs a `layout`, which is then computed here, and a formatter for
             logarithmic axes, whose own labels are mathematics.
-        palette: whether to reduce it to 256 colours. The file has about a quarter of the bytes, for
-            pages with dozens of figures.
 
     Returns:
         The bytes of a PNG file.
@@ -33,8 +31,7 @@ def to_png(figure: Figure, *, palette: bool = False) -> bytes:
         text.set_parse_math(False)
     canvas, file = FigureCanvasAgg(figure), io.BytesIO()
     canvas.draw()
-    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    (picture.quantize(256) if palette else picture).save(file, "png")
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(file, "png")
     return file.getvalue()
 
 

@@ -54,17 +54,3 @@ def make_record(pair_load=None, pairs=("de-en", "fr-en")):
         num_experts=np.full(len(load), load.shape[2]),
         **dict.fromkeys(("pair_load", "pair_first", "pair_confidence"), load),
     )
-
-
-def families():
-    """A record of routing of two families of three languages, with a layer on each side.
-
-    The encoder's load differs by family; the decoder's is the same for all pairs.
-    """
-    one, two = [80.0, 10, 5, 5], [5.0, 5, 10, 80]
-    shift = np.array([1.0, -1, 0, 0])
-    encoder = [one + i * shift for i in range(3)] + [two + i * shift for i in range(3)]
-    order = [0, 3, 1, 4, 2, 5]  # interleaved, so that the order must be found
-    pairs = [f"{name}-en" for name in ("a1", "b1", "a2", "b2", "a3", "b3")]
-    decoder = np.tile([25.0, 25, 25, 25], (6, 1))
-    return make_record([np.array(encoder)[order], decoder], pairs=pairs)

@@ -1,6 +1,7 @@
 """The training loop: steps, progress, evaluation, checkpoints, signals."""
 
 import contextlib
+import faulthandler
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,20 +13,15 @@ import numpy as np
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.system.progress import hours
 from lingvo_moe.system.progress import report as print_line
-from lingvo_moe.training import goodput, phases
 from lingvo_moe.training.checkpoint import NO_BEST, Best, Checkpoint, Checkpointer, Retention
 from lingvo_moe.training.criteria import Criterion, DevLoss
-from lingvo_moe.training.goodput import Goodput
-from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.meter import NO_RECORDER, Meter, Recorder
-from lingvo_moe.training.phases import Phases
-from lingvo_moe.training.process import ALONE, Process
+from lingvo_moe.training.process import ALONE, Interruption, Process
 from lingvo_moe.training.saver import Saver
 from lingvo_moe.training.signals import deferred
 from lingvo_moe.training.step import Compiling
 from lingvo_moe.training.summaries import SummaryWriter
 from lingvo_moe.training.train_params import TrainParams
-from lingvo_moe.training.watchdog import Watchdog
 
 CURE = "Try a lower learning rate, train.clip_norm, or activation_dtype='float32'."
 _INPUT = "input/"
@@ -121,7 +117,7 @@ def train(
     checkpoints are finite; OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
-    with deferred() as received, loop.watchdog, loop.saver:
+    with deferred() as received, loop.saver:
         return loop.run(received, initialize or loop.draw, started)
 
 
@@ -136,9 +132,6 @@ class _Loop:
         keep = Retention(params.keep_checkpoints, params.keep_every_steps)
         self.checkpoints = Checkpointer(logdir / "checkpoints", keep, process)
         self.saver = Saver(self.checkpoints, params.background_saves)
-        self.watchdog = Watchdog(params.stall_seconds, process.warns(report))
-        self.goodput = Goodput(None if process.index else logdir / goodput.FILE)
-        self.phases = Phases(self.goodput.enter, self.watchdog.enter)
         self.logdir, self.process = logdir, process
         self.recorder, self.interruption = recorder, Interruption(process)
         self.meter = Meter(recorder)
@@ -178,11 +171,8 @@ class _Loop:
                 f"{self.params.max_steps}: nothing is trained. Raise train.max_steps to go on."
             )
         self.started_at = self.step
-        self.events = SummaryWriter(
-            None if self.process.index else self.logdir / "events", self.report
-        )
+        self.events = SummaryWriter(None if self.process.index else self.logdir / "events")
         self.events.restart(self.step + 1)
-        self.phases.enter(phases.STEPS)
         try:
             while not (finished := self._is_finished()):
                 if signal := self.interruption.agreed(received()):
@@ -195,8 +185,6 @@ class _Loop:
                 self._rescue()
             raise
         self._finish(finished)
-        if self.step > self.started_at:
-            self.report(self.goodput.line())
         if not finished:
             where = "there" if self.saved_step == self.step else f"step {self.last_saved}"
             self.report(f"Interrupted at step {self.step}; the same command resumes from {where}.")
@@ -227,12 +215,24 @@ class _Loop:
         return patience is not None and self.best.evaluations_since >= patience
 
     def _take_step(self):
-        with self.phases.during(phases.INPUT):
+        with self._watched():
+            start = time.monotonic()
             batch = self.batches.next_batch()
-        self.is_sound = False
-        self.meter.add(self.runtime.train(batch, self._compiling))
+            self.meter.waited(time.monotonic() - start)
+            self.is_sound = False
+            self.meter.add(self.runtime.train(batch, self._compiling))
         self.step += 1
         self.is_sound = True
+
+    @contextlib.contextmanager
+    def _watched(self):
+        """A block that takes longer than train.stall_seconds shows the stacks of all threads."""
+        if self.params.stall_seconds is not None:
+            faulthandler.dump_traceback_later(self.params.stall_seconds, file=2)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _rescue(self):
         """After an error, saves the steps since the last save.
@@ -249,8 +249,8 @@ class _Loop:
     def _compiling(self):
         self.report("Compiling the step …")
         start = time.monotonic()
-        with self.phases.during(phases.COMPILING):
-            yield
+        faulthandler.cancel_dump_traceback_later()  # compiling may take any time
+        yield
         seconds = time.monotonic() - start
         self.meter.compiled(seconds)
         self.report(f"Compiled in {seconds:.0f} s.")
@@ -292,7 +292,7 @@ class _Loop:
     def _log(self):
         if self.meter.is_empty:
             return
-        metrics, seconds, rate = self.meter.read()
+        metrics, seconds, rate, waited = self.meter.read()
         scalars = {"skipped_steps": float(metrics.skipped_steps)}
         skipped = f"  skipped {metrics.skipped_steps:.0f}" if metrics.skipped_steps else ""
         text = "no step was finite"
@@ -301,10 +301,10 @@ class _Loop:
             speed = scalars["tokens"] / seconds
             text = f"loss {scalars['loss']:.3f}  {speed:,.0f} tokens/s"
             scalars |= {"steps_per_second": rate, "tokens_per_second": speed}
+            scalars["input_share"] = waited / seconds
         eta = hours(self._seconds_left(rate))
         self.report(f"step {self.step}/{self.params.max_steps}  {text}{skipped}  ETA {eta}")
-        points = {f"train/{tag}": value for tag, value in scalars.items()}
-        self.events.scalars(self.step, points | self._goodput_scalars())
+        self.events.scalars(self.step, {f"train/{tag}": x for tag, x in scalars.items()})
 
     def _seconds_left(self, steps_per_second):
         """Of steps and evaluations, if each evaluation takes as long as the last one."""
@@ -316,15 +316,10 @@ class _Loop:
         steps = (last - self.step) / steps_per_second
         return steps + evaluations * self.evaluation_seconds
 
-    def _goodput_scalars(self):
-        shares = self.goodput.shares().items()
-        return {f"goodput/{kind.replace(' ', '_')}": share for kind, share in shares}
-
     def _evaluate(self):
         start = time.monotonic()
         self._log()
-        with self.phases.during(phases.EVALUATION):
-            evaluation = self.evaluate(self.step)
+        evaluation = self.evaluate(self.step)
         if evaluation is not None:
             self.report(f"step {self.step}  {evaluation.text}")
             for line in evaluation.warnings:
@@ -344,9 +339,8 @@ class _Loop:
         self.meter.record()
         self.recorder.save()
         state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
-        saved = self.goodput.save()
-        with self.phases.during(phases.SAVING):
-            self.saver.save(self.step, {**self.runtime.state(), **state}, self.best, saved)
+        with self._watched():
+            self.saver.save(self.step, {**self.runtime.state(), **state}, self.best)
         self.saved_step = self.step
 
     def _finish(self, finished):
@@ -359,8 +353,6 @@ class _Loop:
             )
         if self.step != self.saved_step and (finished or self._may_save()):
             self._save()
-        with self.phases.during(phases.SAVING):
+        with self._watched():
             self.saver.wait()
-        self.goodput.end(finished)
-        self.events.scalars(self.step, self._goodput_scalars())
         self.events.close()

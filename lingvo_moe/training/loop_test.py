@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +19,9 @@ from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.training import loop, meter
 from lingvo_moe.training.checkpoint import Checkpointer
 from lingvo_moe.training.criteria import DevBleu, DevLoss
-from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
 from lingvo_moe.training.meter import NO_RECORDER, Recorder
-from lingvo_moe.training.process import ALONE, Process
+from lingvo_moe.training.process import ALONE, Interruption, Process
 from lingvo_moe.training.train_params import TrainParams
 
 
@@ -217,6 +217,14 @@ def test_when_an_evaluation_fails_what_was_trained_is_saved(tmp_path):
     assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
 
 
+def test_a_stall_shows_the_stacks_but_compiling_may_take_long(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(Sum, "compile", lambda self: time.sleep(0.3))
+    _train(tmp_path, max_steps=1, stall_seconds=0.1)
+    assert capfd.readouterr().err == ""
+    _train(tmp_path, max_steps=2, stall_seconds=0.1, batches=Counting({2: lambda: time.sleep(0.3)}))
+    assert "in next_batch" in capfd.readouterr().err
+
+
 def test_after_a_step_that_failed_half_way_nothing_is_saved(tmp_path, monkeypatch):
     step = Sum.step
 
@@ -269,7 +277,7 @@ def test_whoever_of_several_processes_is_interrupted_all_stop_at_one_step():
 
 def test_patience_ends_training_and_outlives_a_restart(tmp_path):
     _, result, lines = _train(tmp_path, losses=[1.0, 2.0, 2.0], eval_every=1, patience=2)
-    assert lines[-2] == (
+    assert lines[-1] == (
         "No better dev loss in 2 evaluations (train.patience=2): training ends at step 3."
     )
     assert result == TrainResult(3, True, 1, 1.0, None)
@@ -282,7 +290,7 @@ def test_the_best_by_bleu(tmp_path):
     _, result, lines = _train(tmp_path, bleu=[0.0, 0.0, 0.0, 0.0, 7.5, 7.5, 0.0], **params)
     assert (result.step, result.best) == (7, "best dev BLEU 7.5 at step 5")
     assert Checkpointer(tmp_path / "checkpoints").best() == 5
-    assert lines[-2].startswith("No better dev BLEU in 2 evaluations (train.patience=2)")
+    assert lines[-1].startswith("No better dev BLEU in 2 evaluations (train.patience=2)")
 
 
 def _negative(*numbers):

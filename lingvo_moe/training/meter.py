@@ -35,6 +35,7 @@ class Meter:
         self._metrics: list[NestedMap] = []
         self._counted = self._recorded = 0  # numbers of these metrics
         self._since, self._compiling, self._compiled = time.monotonic(), 0.0, 0
+        self._waited = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -44,6 +45,10 @@ class Meter:
     def add(self, metrics: NestedMap) -> None:
         """Adds a step."""
         self._metrics.append(metrics)
+
+    def waited(self, seconds: float) -> None:
+        """Counts seconds that a step waited for its batch."""
+        self._waited += seconds
 
     def compiled(self, seconds: float) -> None:
         """Excludes a step that took so many seconds, because its program was compiled."""
@@ -66,18 +71,19 @@ class Meter:
                 self._recorder.add(self._step + i + 1, self._metrics[i])
         self._recorded = len(self._metrics)
 
-    def read(self) -> tuple[NestedMap, float, float]:
+    def read(self) -> tuple[NestedMap, float, float, float]:
         """The measurements since the last `read`, over at least one step; starts again. Returns the
         sums of the metrics, numpy, with `steps`, the number of steps that were not skipped; the
-        seconds of all steps, without compiling; and the number of all steps a second."""
+        seconds of all steps, without compiling; the number of all steps a second; and the seconds
+        in which they waited for their batches."""
         self.record()
         first, *others = self._metrics
         count = 1 + len(others)
         summed = first.map(lambda *xs: sum(np.asarray(x) for x in xs), *others)
         seconds = max(self._seconds(count), 1e-9)
-        useful = count - round(float(summed.skipped_steps))
+        useful, waited = count - round(float(summed.skipped_steps)), self._waited
         self.start(self._step + count)
-        return NestedMap(summed, steps=useful), seconds, count / seconds
+        return NestedMap(summed, steps=useful), seconds, count / seconds, waited
 
     def _seconds(self, count):
         """The time of `count` steps without compiling; with it, if each of them compiled."""

@@ -1,7 +1,6 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 
 from lingvo_moe.testing.shards import Barrier
 from lingvo_moe.training.process import ALONE, Process
@@ -20,14 +19,6 @@ def test_the_minimum_in_the_background():
     process = Process(1, minimum=None, share=lambda text: ["4", text, "-2"])
     assert process.background.minimum(3) == -2
     assert ALONE.background is ALONE
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_warnings_of_a_process_whose_report_is_silent(index, capsys):
-    taken = []
-    Process(index).warns(taken.append)("it stalls")
-    assert taken == ([] if index else ["it stalls"])
-    assert capsys.readouterr().err == ("process 1: it stalls\n" if index else "")
 
 
 def _differ(*values):

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,31 +98,18 @@ class Saver:
         elif self._error is not None:
             logging.error("%s", self._error)  # the other error is raised
 
-    def save(
-        self,
-        step: int,
-        tensors: Mapping[str, Any],
-        best: Best,
-        done: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Waits for the last save, copies the state, and begins to write it.
-
-        Args:
-            step, tensors, best: as for Checkpointer.save.
-            done: called by the background thread when the checkpoint is complete.
+    def save(self, step: int, tensors: Mapping[str, Any], best: Best) -> None:
+        """Waits for the last save, copies the state, and begins to write it; arguments as of
+        Checkpointer.save.
 
         Raises FloatingPointError, OSError: the last save failed; see Checkpointer.save.
         """
         self.wait()
         if not self._background:
             self._checkpoints.save(step, tensors, best)
-            done()
             return
-        held = self._copies.take(tensors)
-        given = (step, held, best, done)
-        self._thread = threading.Thread(
-            target=self._write, args=given, name=f"save of step {step}", daemon=True
-        )
+        given = step, self._copies.take(tensors), best
+        self._thread = threading.Thread(target=self._write, args=given, daemon=True)
         self._thread.start()
 
     def check(self) -> None:
@@ -138,9 +125,8 @@ class Saver:
             self._thread = None
         self.check()
 
-    def _write(self, step, held, best, done):
+    def _write(self, step, held, best):
         try:
             self._checkpoints.save(step, held, best)
-            done()
         except BaseException as error:  # raised by the main thread
             self._error = error

@@ -1,11 +1,10 @@
 """Scalars for TensorBoard: TFRecord files of Event protos."""
 
 import collections
-import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,23 @@ import tensorflow as tf
 
 
 class SummaryWriter:
-    """Appends to a new events file in a directory, which TensorBoard then shows.
+    """Appends to a new events file in a directory, which TensorBoard then shows."""
 
-    If the file can no longer be written, such as on a full disk, it warns once and writes no more
-    events; training continues.
-    """
-
-    def __init__(self, directory: Path | None, report: Callable[[str], None]):
+    def __init__(self, directory: Path | None):
         """Opens the file; makes the directory if it does not exist.
 
         Args:
             directory: None writes nothing.
-            report: takes the warning.
 
         Raises OSError: the directory cannot be made.
         """
         self._writer: Any = None
-        self._report = report
         if directory is None:
             return
         directory.mkdir(parents=True, exist_ok=True)
         writer = f"{socket.gethostname()}.{os.getpid()}.{len(list(directory.iterdir()))}"
-        self._path = directory / f"events.out.tfevents.{time.time():.0f}.{writer}"
-        with self._warn_on_failure():
-            self._writer = tf.io.TFRecordWriter(str(self._path))
+        path = directory / f"events.out.tfevents.{time.time():.0f}.{writer}"
+        self._writer = tf.io.TFRecordWriter(str(path))
         self._write(file_version="brain.Event:2")
 
     def restart(self, step: int) -> None:
@@ -53,27 +45,13 @@ class SummaryWriter:
     def close(self) -> None:
         """Closes the file."""
         if self._writer is not None:
-            with self._warn_on_failure():
-                self._writer.close()
+            self._writer.close()
 
     def _write(self, **fields):
-        if self._writer is None:
-            return
-        event = tf.compat.v1.Event(wall_time=time.time(), **fields)
-        with self._warn_on_failure():
+        if self._writer is not None:
+            event = tf.compat.v1.Event(wall_time=time.time(), **fields)
             self._writer.write(event.SerializeToString())
             self._writer.flush()
-
-    @contextlib.contextmanager
-    def _warn_on_failure(self):
-        try:
-            yield
-        except tf.errors.OpError as error:
-            self._writer = None
-            self._report(
-                f"warning: Cannot write {self._path} ({error.message}); training continues without "
-                f"events for TensorBoard."
-            )
 
 
 def read_scalars(directory: Path) -> dict[str, dict[int, float]]:

@@ -19,8 +19,8 @@ class TrainParams(Params):
         background_saves: whether a thread writes checkpoints while steps continue. It needs host
             memory for a copy of the part that the process writes.
         keep_every_steps: checkpoints of multiples of this step are kept forever; None for none.
-        stall_seconds: a longer wait for the input, a step or a save is reported, with the stack
-            traces of all threads; None for no report.
+        stall_seconds: a step, its input included, or a save that takes longer shows the stack
+            traces of all threads; None for no traces.
         best_by: which evaluation is the best; its checkpoint is used after training.
         patience: stop after this number of evaluations in a row without a new best one; None for
             never.
