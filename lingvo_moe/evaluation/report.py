@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_moe.config.fields import Params
 from lingvo_moe.evaluation.report_columns import MEASURES, SCORES, Column, shown
-from lingvo_moe.evaluation.scores import PairOutput, PairScore, check_pair
+from lingvo_moe.evaluation.scores import PairOutput, PairScore
 from lingvo_moe.reporting.page import escape, image
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.system.files import read_json, write_whole
+from lingvo_moe.system.files import check_file_name, read_json, write_whole
 from lingvo_moe.system.lines import printable
 
 REPORT_FILE = "report.json"
@@ -163,7 +163,7 @@ def pairs_table(report: Report) -> Table:
 
 def matrix_table(report: Report) -> Table | None:
     """BLEU with a row for each source and a column for each target; None for a single target."""
-    by_languages = {tuple(score.pair.rsplit("-", 1)): score for score in report.pairs}
+    by_languages = {score.pair.rpartition("-")[::2]: score for score in report.pairs}
     sources, targets = (sorted({pair[side] for pair in by_languages}) for side in (0, 1))
     if len(targets) < 2:
         return None
@@ -235,7 +235,7 @@ def _report_from_json(contents: dict) -> Report:
 
 
 def _score_from_json(contents: dict) -> PairScore:
-    check_pair(contents["pair"])
+    check_file_name(contents["pair"], "a language pair", "de-en")
     return PairScore(**{k: v for k, v in contents.items() if k not in _DERIVED})
 
 

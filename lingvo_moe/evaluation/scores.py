@@ -23,8 +23,6 @@ RELIABLE_TEST_EXAMPLES = 30
 
 BOOTSTRAP_SAMPLES = 1000
 
-_LONGEST_PAIR = 200  # bytes; with suffixes the limit of file systems is 255
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairOutput:
@@ -32,7 +30,7 @@ class PairOutput:
 
     Line ends within a text are replaced by spaces, and trailing space is removed, so that the
     scores equal those of files with one text per line. Raises ValueError: if the lists are empty or
-    differ in length, or `pair` is no pair that can name a file.
+    differ in length.
     """
 
     pair: str  # 'SOURCE-TARGET', such as 'sw-en'
@@ -51,7 +49,6 @@ class PairOutput:
     model: str | None = None
 
     def __post_init__(self):
-        check_pair(self.pair)
         for name in ("sources", "hypotheses", "references", "nearest"):
             if (texts := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tuple(map(file_line, texts)))
@@ -116,16 +113,6 @@ class PairScore(Params):
     def significant(self) -> bool:
         """Whether the difference from the baseline is unlikely (p < 0.05) to be chance."""
         return self.reliable and self.p_value is not None and self.p_value < 0.05
-
-
-def check_pair(pair: str) -> None:
-    """Checks that a pair's name can be used in tables and file names. Raises ValueError: it is not
-    SOURCE-TARGET, or cannot."""
-    source, _, target = pair.rpartition("-")
-    if not source or not target or "/" in pair or not pair.isprintable():
-        raise ValueError(f"pair must be 'SOURCE-TARGET', as 'sw-en', got {pair!r}.")
-    if len(pair.encode()) > _LONGEST_PAIR:
-        raise ValueError(f"pair must be of at most {_LONGEST_PAIR} bytes, got {pair!r}.")
 
 
 def score_pair(

@@ -103,19 +103,6 @@ def test_texts_become_single_lines():
     assert output.references == ("a b c", "x\u2028y\x85\x1cz")
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        "swen",
-        "../sw-en",
-        "a\nb-en",
-    ],
-)
-def test_what_is_no_pair_is_refused(pair):
-    with pytest.raises(ValueError, match="SOURCE-TARGET"):
-        make_output(["a"], ["a"], pair=pair)
-
-
 def test_uneven_and_empty_lists_are_refused():
     with pytest.raises(ValueError, match="1 hypotheses"):
         make_output(["a"], ["a", "b"])

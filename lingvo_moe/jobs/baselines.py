@@ -27,14 +27,13 @@ from lingvo_moe.jobs.evaluation import load_translator, made_from, references_of
 from lingvo_moe.jobs.floor import train_texts
 from lingvo_moe.jobs.training import TrainingJob, run_training, train_step
 from lingvo_moe.system import lock
-from lingvo_moe.system.files import check_file_name, check_output, maker_of, new_directory
+from lingvo_moe.system.files import check_file_name, check_output, new_directory
 from lingvo_moe.system.lines import first_of
 from lingvo_moe.tasks.model_dir import ModelDir, check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 
 MAKER = "lingvo-moe-baselines"
-_DATA = "data-"  # prefix of the directories of data, which are beside those of models
 _ANY_LENGTH = 100_000  # tokens; rows of batches have their own limit
 _BY_CHRF = '--set="train.best_by=DevChrf()" --set=train.dev_bleu_sentences=300'
 
@@ -58,22 +57,19 @@ def train_baselines(
             the model's sizes, instead of that of the dataset.
 
     Raises:
-        ValueError, OSError: a DIRECTORY that another tool made, an unknown or repeated pair, no
-            lines in the split, no dev lines to choose the best model by, models whose results on
-            dev cannot be compared, files in DIRECTORY/report that this function did not make, a
-            report there with pairs that are not in pairs, a vocabulary that cannot be trained, or
-            as `train_model`.
+        ValueError, OSError: an unknown pair, no lines in the split, no dev lines to choose the best
+            model by, models whose results on dev cannot be compared, files in DIRECTORY/report that
+            this function did not make, a report there with pairs that are not in pairs, a
+            vocabulary that cannot be trained, or as `train_model`.
         SystemExit: a signal stopped the training.
     """
     dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
     check_output(output, MAKER, overwrite=True)
-    if (maker := maker_of(output.parent)) is not None:
-        raise ValueError(f"{output.parent} was made by {maker}; give another output.")
     pairs = list_of(pairs, "pairs") or _with_train_lines(jobs[0], report)
     pairs = list(references_of(dataset, split, pairs, report))
     _check_earlier_report(output, pairs)
-    names = [job.model for job in jobs]
-    _check_names(names)
+    for job in jobs:
+        check_file_name(job.model, "a bilingual model", "small.Bilingual")
     runs = {pair: [_run(job, pair, own_vocabulary) for job in jobs] for pair in pairs}
     for pair, tried in runs.items():
         _check_comparable(pair, tried)
@@ -87,12 +83,12 @@ def train_baselines(
         )
         for one in translate_split(_translators(chosen), dataset, split, report)
     ]
-    name = f"best of {', '.join(names)}" if len(jobs) > 1 else names[0]
+    names = ", ".join(job.model for job in jobs)
     with new_directory(output, MAKER, overwrite=True) as directory:
         return write_report(
             outputs,
             directory,
-            model=name,
+            model=f"best of {names}" if len(jobs) > 1 else names,
             checkpoint_step=None,
             split=split,
             made_from=made_from(dataset),
@@ -123,22 +119,6 @@ def _check_earlier_report(output: Path, pairs: Sequence[str]) -> None:
         )
 
 
-def _check_names(names: Sequence[str]) -> None:
-    """Raises ValueError if a model's name is repeated, or cannot name its directory."""
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(
-            f"Each --model must be different; repeated: {', '.join(repeated)}. In Python, give "
-            f"several params by name: model={{'a': …, 'b': …}}."
-        )
-    for name in names:
-        check_file_name(name, "a bilingual model", "small.Bilingual")
-        if name == IN_OUTPUT or name.startswith(_DATA):
-            raise ValueError(
-                f"{name!r} cannot name a bilingual model, because {IN_OUTPUT} and {_DATA}* beside "
-                f"the models are the report and data. Give another name."
-            )
-
-
 def _run(job: TrainingJob, pair: str, own_vocabulary: bool) -> TrainingJob:
     """What trains a pair alone; errors name the pair."""
     logdir = job.logdir / job.model / pair
@@ -161,7 +141,7 @@ def _own_data(run, pair, params, output) -> Dataset:
     dataset = run.dataset
     wanted = _preparation(dataset, run.model, params)
     key = hashlib.sha256(f"{dataset.sha256} {wanted}".encode()).hexdigest()[:12]
-    directory = output / f"{_DATA}{key}" / pair
+    directory = output / f"data-{key}" / pair
     if not (directory / DATASET_FILE).exists():
         run.report(f"{pair}: a dataset with a vocabulary of its own")
         splits = [split for split in SPLITS if dataset.pair(pair).examples.get(split)]

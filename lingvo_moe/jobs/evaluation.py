@@ -24,7 +24,7 @@ from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.report_columns import length_warnings
 from lingvo_moe.evaluation.routing import RoutingRecord
-from lingvo_moe.evaluation.scores import PairOutput, check_pair
+from lingvo_moe.evaluation.scores import PairOutput
 from lingvo_moe.inference.fit import fit_penalties
 from lingvo_moe.inference.pivot import Translate, directions, through
 from lingvo_moe.inference.translator import Translator
@@ -80,7 +80,7 @@ def evaluate(
         overwrite: whether an earlier report may be replaced.
 
     Raises:
-        ValueError, OSError: an unknown or repeated pair, no test lines, a task that the router
+        ValueError, OSError: an unknown pair, no test lines, a task that the router
             ByTask was not trained on, baselines that are not comparable, a metric that cannot be
             used, or an output that cannot be made, or that another process made meanwhile.
     """
@@ -102,7 +102,6 @@ def evaluate(
     against = Baselines.load(baselines, split, list(references)) if baselines else None
     if against:
         against.check(references, output)
-    copies = _copies(dataset, split, list(references), report) if floor else {}
     runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)
     translator = fit_penalties(model_dir, translator, dataset, step, report)
@@ -110,7 +109,16 @@ def evaluate(
     translators = [(name, through(translate, via)) for name, via in pivots.items()]
     outputs = translate_split(translators, dataset, split, report)
     use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
-    outputs = _measured(outputs, dataset, model_dir, translator, trained_on, use, copies)
+    identify = language_identifier(dataset)
+    outputs = [
+        dataclasses.replace(
+            one,
+            train_examples=trained_on[one.pair],
+            nearest=nearest_targets(dataset, split, one.pair) if floor else None,
+            measures=_measures(one, dataset, model_dir, translator, use, identify),
+        )
+        for one in outputs
+    ]
     with new_directory(output, MAKER, overwrite) as directory:
         made = write_report(
             outputs,
@@ -156,25 +164,20 @@ def references_of(
         report: takes a line for each pair without lines.
 
     Raises:
-        ValueError: another split, an unknown or repeated pair, or no lines at all.
+        ValueError: another split, an unknown pair, or no lines at all.
     """
     if split not in _WITH_TEXT:
         raise ValueError(
             f"split must be {' or '.join(map(repr, _WITH_TEXT))}, got {split!r}; of other splits a "
             f"dataset has no text."
         )
-    if repeated := sorted({name for name in pairs if pairs.count(name) > 1}):
-        raise ValueError(f"--pairs must name a pair once; repeated: {', '.join(repeated)}.")
-    known = [dataset.pair(name) for name in pairs]
-    for pair in known:
-        check_pair(pair.name)
-        if not pair.examples.get(split):
+    found = {}
+    for pair in map(dataset.pair, pairs):
+        if pair.examples.get(split):
+            examples = dataset.examples(split, pair.name)
+            found[pair.name] = [example.target_text for example in examples]
+        else:
             report(f"{pair.name}: no {split} lines, skipped")
-    found = {
-        pair.name: [example.target_text for example in dataset.examples(split, pair.name)]
-        for pair in known
-        if pair.examples.get(split)
-    }
     if not found:
         raise ValueError(
             f"No pair of {first_of(pairs)} has {split} lines; nothing to evaluate. Choose another "
@@ -254,62 +257,44 @@ def _without_experts(task, dataset, pivots, named) -> list[str]:
     return without
 
 
-def translate_pair(
-    translator: Translate,
-    dataset: Dataset,
-    split: str,
-    name: str,
-    report: Callable[[str], None],
-) -> PairOutput:
-    """Translates one pair's sentences of a split; training examples are those of the dataset.
-
-    Args:
-        translator: the model.
-        dataset: prepared data with raw text for that split.
-        split: "dev" or "test".
-        name: the pair.
-        report: takes a warning of sentences that are too long.
-
-    Raises:
-        ValueError: unknown pair, or one whose task the model was not trained on.
-    """
-    pair = dataset.pair(name)
-    examples = dataset.examples(split, name)
-    sources = [example.source_text for example in examples]
-
-    translations = translator(
-        sources, pair.target, pair.source, warn=lambda line: report(f"{name}: {line}")
-    )
-    return PairOutput(
-        pair=name,
-        train_examples=pair.examples.get("train", 0),
-        sources=sources,
-        hypotheses=[best[0].text for best in translations],
-        references=[example.target_text for example in examples],
-    )
-
-
 def translate_split(
     translators: Iterable[tuple[str, Translate]],
     dataset: Dataset,
     split: str,
     report: Callable[[str], None],
 ) -> list[PairOutput]:
-    """Translates pairs of a split, each by its own translator.
+    """Translates pairs of a split, each by its own translator; training examples are those of the
+    dataset.
 
     Args:
         translators: (pair, its translator), in the order to work in.
-        dataset: prepared data.
+        dataset: prepared data with raw text for that split.
         split: "dev" or "test".
-        report: takes a line of progress a pair.
+        report: takes a line of progress a pair, and warnings of sentences that are too long.
 
     Raises:
-        ValueError: as `translate_pair`.
+        ValueError: unknown pair, or one whose task the model was not trained on.
     """
     outputs = []
     for name, translator in translators:
-        outputs.append(translate_pair(translator, dataset, split, name, report))
-        report(f"{name}: {len(outputs[-1].sources)} lines translated")
+        pair, examples = dataset.pair(name), dataset.examples(split, name)
+        sources = [example.source_text for example in examples]
+        translations = translator(
+            sources,
+            pair.target,
+            pair.source,
+            warn=lambda line, name=name: report(f"{name}: {line}"),
+        )
+        outputs.append(
+            PairOutput(
+                pair=name,
+                train_examples=pair.examples.get("train", 0),
+                sources=sources,
+                hypotheses=[best[0].text for best in translations],
+                references=[example.target_text for example in examples],
+            )
+        )
+        report(f"{name}: {len(sources)} lines translated")
     return outputs
 
 
@@ -378,54 +363,28 @@ def record_routing(
     return RoutingRecord.of_metrics(total, model_dir.task.moe_layers, model_dir.pairs)
 
 
-def _copies(dataset, split, pairs, report) -> dict[str, list[str]]:
-    """Pair -> what `nearest_targets` finds, for pairs with training text."""
-    copies = {}
-    for pair in pairs:
-        if (found := nearest_targets(dataset, split, pair)) is not None:
-            copies[pair] = found
-            report(f"{pair}: found the most similar training sentences of {len(found)} lines")
-    return copies
-
-
-def _measured(outputs, dataset, model_dir, translator, trained_on, use, copies) -> list[PairOutput]:
-    """The outputs with measurements of each pair; see `PairOutput`.
+def _measures(output, dataset, model_dir, translator, use, identify) -> dict[str, float]:
+    """What is known of a pair besides its texts; see `PairOutput.measures`.
 
     Args:
-        outputs: the translations.
+        output: its translations.
         dataset: prepared data.
         model_dir: the model.
         translator: its translator.
-        trained_on: as of `count_trained_on`.
         use: pair -> source use, nats per token.
-        copies: pair -> targets of the most similar training sentences.
+        identify: tells the languages of the dataset apart; None if there are fewer than two.
     """
-    identify, found = language_identifier(dataset), []
-    for one in outputs:
-        measures = {
-            "source_use": use.get(one.pair),
-            "cut": _cut(translator, one.sources),
-            "left_out": _left_out(dataset, one.pair, model_dir),
-            "off_target": _off_target(identify, one.hypotheses, one.pair),
-            "references_off_target": _off_target(identify, one.references, one.pair),
-        }
-        found.append(
-            dataclasses.replace(
-                one,
-                train_examples=trained_on[one.pair],
-                nearest=copies.get(one.pair),
-                measures={key: value for key, value in measures.items() if value is not None},
-            )
-        )
-    return found
-
-
-def _cut(translator, sources):
-    """The share of sources of which a part is not read; None if the translator does not tell."""
-    if not isinstance(translator, Translator):
-        return None
-    room, split = translator.part_pieces, translator.split(sources)
-    return float(np.mean([left_out(parts, room) > 0 for parts in split]))
+    split = translator.split(output.sources)
+    found = {
+        "source_use": use.get(output.pair),
+        "cut": np.mean([left_out(parts, translator.part_pieces) > 0 for parts in split]),
+        "left_out": _left_out(dataset, output.pair, model_dir),
+    }
+    target = output.pair.rpartition("-")[2]
+    if identify and target in identify.languages:
+        found["off_target"] = identify.off_target(output.hypotheses, target)
+        found["references_off_target"] = identify.off_target(output.references, target)
+    return {key: float(value) for key, value in found.items() if value is not None}
 
 
 def _left_out(dataset, pair, model_dir):
@@ -436,13 +395,6 @@ def _left_out(dataset, pair, model_dir):
     rows = model_dir.params.input
     fitting = amount(table, rows.source_length, rows.target_length).target_tokens
     return 1 - fitting / int(table[:, -1].sum())
-
-
-def _off_target(identify, texts, pair):
-    """The share of texts not in the pair's target language; None if no text of it was seen."""
-    target = pair.rpartition("-")[2]
-    known = identify and target in identify.languages
-    return identify.off_target(texts, target) if known else None
 
 
 def _source_use(model_dir, runtime, dataset, split, pairs, report) -> Mapping[str, float]:

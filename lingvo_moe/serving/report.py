@@ -5,7 +5,7 @@ from collections.abc import Callable
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.scores import score_pair
-from lingvo_moe.jobs.evaluation import translate_pair
+from lingvo_moe.jobs.evaluation import translate_split
 from lingvo_moe.jobs.model import Model
 from lingvo_moe.serving.exported import Exported
 
@@ -24,7 +24,7 @@ def compare(
         exported: the export; its pairs with lines in the split are translated.
         dataset: prepared data.
         split: "dev" or "test".
-        report: takes warnings of sentences that are too long.
+        report: takes lines of progress and warnings.
 
     Raises ValueError: there is no such pair.
     """
@@ -37,10 +37,8 @@ def compare(
         )
     scores = []
     for name in pairs:
-        ours, theirs = (
-            translate_pair(model.translator(), dataset, split, name, report)
-            for model in (exported, trained)
-        )
+        both = [(name, model.translator()) for model in (exported, trained)]
+        ours, theirs = translate_split(both, dataset, split, report)
         scores.append(score_pair(ours, theirs.hypotheses))
     return Report(
         model="export", checkpoint_step=None, split=split, pairs=scores, baseline_model="the model"

@@ -12,14 +12,13 @@ import glob
 import json
 import os
 import re
-import secrets
 import shutil
-import socket
 import threading
 import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from lingvo_moe.system import lock
 from lingvo_moe.system.lines import first_of
 
 MANIFEST = ".lingvo_moe.json"
@@ -150,23 +149,15 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
     """Checks, before any work, that `new_directory` can make a directory of results of the tool
     `maker`, or replace one. Raises ValueError: the path holds files that `maker` did not make, or
     that may not be replaced; OSError: no directory can be made there."""
-    if path.name in ("", ".."):
-        raise ValueError(f"{str(path)!r} cannot be an output; give the name of a new directory.")
     check_length(path)
-    _recover(path)
-    if path.is_symlink():
-        raise ValueError(f"{path} is a symbolic link; name the directory itself as output.")
+    if not path.exists() and (_beside(path, "replaced") / MANIFEST).is_file():
+        os.rename(_beside(path, "replaced"), path)  # after a crash between two renames
     if path.exists():
         if not path.is_dir():
             raise ValueError(f"{path} is a file; give a directory that does not exist yet.")
         if any(path.iterdir()):
             _check_ours(path, maker, overwrite)
     _check_writable(path)
-
-
-def maker_of(path: Path) -> str | None:
-    """The tool that made a directory of results; None if the path is no directory of results."""
-    return read_json(path / MANIFEST).get("maker") if (path / MANIFEST).is_file() else None
 
 
 def check_file(path: Path, *sources: Path) -> None:
@@ -203,72 +194,40 @@ def check_length(path: Path) -> None:
 def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[Path]:
     """Makes a directory of results that appears at `path` when the block ends without an error.
 
-    While the block runs, the directory has another name beside `path`, which is yielded. A killed
-    run leaves it behind; the next run for the same path removes it. Raises as `check_output`, which
-    is called first.
+    While the block runs, the directory has another name beside `path`, which is yielded, and no
+    other process makes it. A killed run leaves it behind; the next run for the same path removes
+    it. Raises as `check_output`, which is called first; HeldError: another process makes it.
     """
     check_output(path, maker, overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(path)
-    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
-    partial.mkdir()
-    holder = {"maker": maker, "host": socket.gethostname(), "pid": os.getpid()}
-    (partial / MANIFEST).write_text(json.dumps(holder))
-    try:
-        yield partial
-        sync_tree(partial)
-        check_output(path, maker, overwrite)  # the block may have taken hours
-        # Until here the manifest names this process, so no other removes the directory as stale.
-        write_whole(partial / MANIFEST, json.dumps({"maker": maker, "files": _sizes(partial)}))
-        _replace(path, partial)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    partial, old = _beside(path, "partial"), _beside(path, "replaced")
+    with lock.hold(path.parent, f".{path.name}.lock"):
+        _remove(partial)
+        partial.mkdir()
+        (partial / MANIFEST).touch()
+        try:
+            yield partial
+            sync_tree(partial)
+            check_output(path, maker, overwrite)  # the block may have taken hours
+            write_whole(partial / MANIFEST, json.dumps({"maker": maker, "files": _sizes(partial)}))
+            _remove(old)
+            if (path / MANIFEST).exists():  # else it is an empty directory
+                os.rename(path, old)
+            os.rename(partial, path)
+            sync(path.parent)
+            _remove(old)
+        except BaseException:
+            _remove(partial)
+            raise
 
 
-def _replace(path, partial):
-    old = path.with_name(partial.name.replace(".partial-", ".replaced-"))
-    if path.exists():
-        os.rename(path, old)
-    os.rename(partial, path)
-    sync(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
+def _beside(path, kind):
+    return path.with_name(f".{path.name}.{kind}")
 
 
-def _recover(path):
-    """Restores a directory after a crash between the two renames of `_replace`."""
-    if not path.parent.is_dir():
-        return
-    for old in path.parent.glob(f".{glob.escape(path.name)}.replaced-*"):
-        if path.exists() or not (old / MANIFEST).is_file():
-            return
-        os.rename(old, path)
-
-
-def _remove_stale(path):
-    """Removes the directories that killed runs left beside `path`, known by their manifests."""
-    for kind in ("partial", "replaced"):
-        for stale in path.parent.glob(f".{glob.escape(path.name)}.{kind}-*"):
-            with contextlib.suppress(ValueError):
-                manifest = read_json(stale / MANIFEST)
-                if kind == "replaced" or not _is_running(manifest):
-                    shutil.rmtree(stale, ignore_errors=True)
-
-
-def _is_running(manifest):
-    """Whether the process that writes a partial directory may still be running."""
-    if manifest.get("host") != socket.gethostname():
-        return "pid" in manifest
-    pid = manifest.get("pid")
-    if not isinstance(pid, int) or pid < 1:  # 0 and negative numbers are groups of processes
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def _remove(path):
+    """Removes a directory that was made here, if it is there."""
+    if (path / MANIFEST).is_file():
+        shutil.rmtree(path)
 
 
 def _check_ours(path, maker, overwrite):

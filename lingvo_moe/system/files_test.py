@@ -1,12 +1,9 @@
 import json
 import os
-import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from lingvo_moe.system import files
 from lingvo_moe.system.files import (
     MANIFEST,
     check_file,
@@ -116,32 +113,31 @@ def test_a_directory_of_another_maker_is_never_removed(tmp_path):
 
 
 def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    stale = tmp_path / ".out.partial-dead"
-    stale.mkdir()
-    host = socket.gethostname()
-    (stale / MANIFEST).write_text(json.dumps({"maker": MAKER, "host": host, "pid": dead.pid}))
-    running = tmp_path / ".out.partial-running"
-    running.mkdir()
-    (running / MANIFEST).write_text(json.dumps({"maker": MAKER, "host": host, "pid": os.getpid()}))
-    # On another host nobody knows whether a process runs, not even one with a number of ours.
-    foreign = tmp_path / ".out.partial-foreign"
-    foreign.mkdir()
-    manifest = {"maker": MAKER, "host": "elsewhere", "pid": dead.pid}
-    (foreign / MANIFEST).write_text(json.dumps(manifest))
-    (tmp_path / ".out.partial-of-the-user").mkdir()
+    killed = tmp_path / ".out.partial"
+    (killed / "sub").mkdir(parents=True)
+    (killed / MANIFEST).touch()
     (tmp_path / "out.partial").mkdir()
     _make(tmp_path / "out")
-    kept = {".out.partial-of-the-user", ".out.partial-running", "out", "out.partial"}
-    kept.add(".out.partial-foreign")
-    assert set(os.listdir(tmp_path)) == kept
+    assert set(os.listdir(tmp_path)) == {"out", "out.partial"}
+    killed.mkdir()  # this one is not of a run: it has no manifest
+    with pytest.raises(FileExistsError):
+        _make(tmp_path / "out", overwrite=True)
+    assert killed.exists()
+
+
+def test_two_runs_do_not_make_one_directory(tmp_path):
+    path = tmp_path / "new" / "out"
+    with new_directory(path, MAKER) as partial:
+        (partial / "file").write_text("first")
+        with pytest.raises(ValueError, match="in use"):
+            _make(path)
+    assert _names(path) == [MANIFEST, "file"]
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
     path = tmp_path / "out"
     _make(path, "one")
-    path.rename(tmp_path / ".out.replaced-x")
+    path.rename(tmp_path / ".out.replaced")
     with pytest.raises(ValueError, match="pass --overwrite"):
         _make(path, "two")
     assert (path / "sub/file").read_text() == "one"
@@ -225,15 +221,3 @@ def test_an_output_is_not_one_of_the_sources(tmp_path):
     other.touch()
     check_file(other, source, tmp_path / "missing")
     check_file(Path("/dev/null"), Path("/dev/null"))
-
-
-def test_another_process_leaves_a_directory_that_is_being_finished(tmp_path, monkeypatch):
-    path, sync = tmp_path / "out", files.sync_tree
-
-    def beside_another(directory):
-        files._remove_stale(path)
-        sync(directory)
-
-    monkeypatch.setattr(files, "sync_tree", beside_another)
-    _make(path)
-    assert (path / "sub" / "file").exists()

@@ -9,14 +9,13 @@ from typing import Any
 from lingvo_moe.config import plugins, registry
 from lingvo_moe.config.fields import check_fields
 from lingvo_moe.config.params import check_readable, evolve, override, to_fields
-from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.language_codes import are_near
 from lingvo_moe.data.mixture import identity
 from lingvo_moe.data.prepare_pair import digest_of
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
-from lingvo_moe.system.files import read_json, write_whole
+from lingvo_moe.system.files import MANIFEST, read_json, write_whole
 from lingvo_moe.system.lines import first_of
 from lingvo_moe.tasks.languages import (
     check_source_language,
@@ -31,8 +30,6 @@ from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
 
-# What a shell or a cluster writes into a directory before training.
-_LOGS = (".log", ".out", ".err")
 _OF_SPEED = ("decoding.batch_tokens", "decoding.cache")  # params that change speed alone
 _PENALTIES = "length_penalties.json"  # step, averaging and beam size -> a part of a Fitted
 
@@ -76,7 +73,7 @@ class ModelDir:
         registered model.
 
         Raises ValueError: the logdir is of another model, params or data, the dataset's
-        vocabularies do not fit the model, or path holds other files than a logdir.
+        vocabularies do not fit the model, or path holds results of another tool.
         """
         if (path / FILE).exists():
             there = ModelDir.open(path, model)
@@ -436,35 +433,21 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams) -> Mo
 
 
 def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
-    """Checks that a path is a logdir, or has no files that do not belong to one.
+    """Checks that a path is a logdir, or holds nothing that could be taken for parts of one.
 
-    Allowed is what an interrupted first start leaves: an empty `checkpoints`, the model's
-    vocabularies (of any contents before the data are read), and the dataset that `lm.train` makes
-    from examples, perhaps unfinished. Hidden files, lost+found, and logs such as train.log are
-    allowed too.
-
-    Raises ValueError: other files are there; NotADirectoryError: path is a file.
+    Allowed is what an interrupted first start leaves: an empty `checkpoints`, and the model's
+    vocabularies (of any contents before the data are read). Raises ValueError: other checkpoints or
+    vocabularies, or results of another tool, are there.
     """
-    if (path / FILE).exists() or not path.exists():
+    if (path / FILE).exists():
         return
-    if not path.is_dir():
-        raise NotADirectoryError(f"{path} is a file; give another --logdir.")
-    others = [one.name for one in sorted(path.iterdir()) if not _may_be_there(one, vocabularies)]
-    if others:
+    found = [one for one in (path / MANIFEST, *path.glob("checkpoints/*")) if one.exists()]
+    for side, vocabulary in (vocabularies or {}).items():
+        file = path / f"{side}.model"
+        if file.exists() and file.read_bytes() != vocabulary.model_bytes:
+            found.append(file)
+    if found:
         raise ValueError(
-            f"{path} is no logdir: it has no {FILE}, and it is not empty ({first_of(others)}). "
+            f"{path} is no logdir: it has no {FILE}, but {first_of([one.name for one in found])}. "
             f"Give the name of a new directory as --logdir."
         )
-
-
-def _may_be_there(file: Path, vocabularies: Mapping[str, Vocabulary] | None) -> bool:
-    """Whether this is allowed in a new logdir."""
-    if file.name in ("source.model", "target.model") and file.is_file():
-        return not vocabularies or file.read_bytes() == vocabularies[file.stem].model_bytes
-    return (
-        file.name.startswith(".")
-        or file.name in ("data.parts", "lost+found")
-        or (file.suffix in _LOGS and file.is_file())
-        or (file.name == "checkpoints" and file.is_dir() and not any(file.iterdir()))
-        or (file.name == "data" and (file / DATASET_FILE).exists())
-    )

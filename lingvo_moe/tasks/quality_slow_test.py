@@ -8,7 +8,7 @@ import sacrebleu
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.synthetic import SyntheticCorpus
-from lingvo_moe.jobs.evaluation import load_translator, translate_pair
+from lingvo_moe.jobs.evaluation import load_translator, translate_split
 from lingvo_moe.jobs.training import TrainingJob, train_model
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -39,6 +39,6 @@ def test_a_pair_of_200_lines_is_translated_well_thanks_to_its_relatives(dataset,
     assert min(map(float, uses)) > 1
     model_dir = ModelDir.open(tmp_path)
     translator, _ = load_translator(model_dir, Local(model_dir.task))
-    output = translate_pair(translator, dataset, "test", "qnu-en", print)
+    (output,) = translate_split([("qnu-en", translator)], dataset, "test", print)
     bleu = sacrebleu.corpus_bleu(list(output.hypotheses), [list(output.references)]).score
     assert bleu > 40  # copying the nearest training sentence gives 5

@@ -285,12 +285,6 @@ def _one_line(text: str) -> str:
     return printable("".join(lines[:1])) + more
 
 
-for _unused in (  # of absl's app.run
-    *("run_with_pdb", "pdb_post_mortem", "pdb", "only_check_args"),
-    *("run_with_profiling", "profile_file", "use_cprofile_for_profiling"),
-):
-    if _unused in FLAGS:
-        delattr(FLAGS, _unused)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_multi_string(
     "import",

@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
         model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
         model_dir.prefix(FLAGS.source_language, FLAGS.to)
         model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
-    _check_names()
+    _check_suffix()
     if arguments and FLAGS.input:
         raise ValueError("Give sentences as arguments or in --input, not both.")
     if FLAGS.score is not None:
@@ -91,10 +91,7 @@ def main(arguments: list[str]) -> None:
         _write(_output(FLAGS.input), _translations(model_dir, arguments))
 
 
-def _check_names() -> None:
-    for name in ("input", "output", "score"):
-        if getattr(FLAGS, name) == "":
-            raise ValueError(f"--{name} is empty; give a path, or leave out --{name}.")
+def _check_suffix() -> None:
     output = Path(FLAGS.output or "")
     if output.suffix in (".gz", ".zst") and not output.is_dir():
         raise ValueError(

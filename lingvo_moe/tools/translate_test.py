@@ -12,8 +12,6 @@ from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.commands import error_of, run_tool, succeed
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
-FILES = ("input", "output", "score")
-
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory):
@@ -29,7 +27,6 @@ def logdir(tmp_path_factory):
         (["--beam_size=65", "kara"], "1 to 64, got 65"),
         (["--output=TMP/o.txt.gz", "kara"], "not compressed"),
         (["--input=TMP"], "a directory"),
-        *(([f"--{name}="], f"--{name} is empty") for name in FILES),
         (["--score=TMP/no_lines", "kara"], "no_lines has 0 lines"),
         (["--score=TMP/two_lines", "kara"], "two_lines has more"),
         (["--score=TMP/two_lines", "--output=TMP/two_lines", "kara"], "the same file"),
