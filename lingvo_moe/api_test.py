@@ -76,14 +76,12 @@ class TestTranslate:
 
     def test_texts_and_tokens(self, model):
         free = model.translate(SENTENCES, "en", n_best=2, tokens=True)
-        word = free[0][0].text.split()[0]
         assert {t.text for best in free for t in best}
-        options = {"target_prefix": "the one", "forbidden": (word,), "source_prefix": "so "}
+        options = {"target_prefix": "the one", "source_prefix": "so "}
         found = model.translate(SENTENCES, "en", n_best=2, tokens=True, **options)
         for sentence, best in zip(SENTENCES, found, strict=True):
             for translation in best if sentence else ():
                 assert translation.text.startswith("the one")
-                assert word not in translation.text.split()
                 pieces = "".join(token.text for token in translation.tokens)
                 assert pieces.startswith("▁the▁one")
                 assert pieces.endswith("</s>")

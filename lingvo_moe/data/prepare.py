@@ -19,7 +19,6 @@ from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
 from lingvo_moe.data.language_codes import are_near, code_warnings
 from lingvo_moe.data.prepare_pair import STAGES, Work, digest_of, each_pair, extended_dataset
 from lingvo_moe.data.prepare_params import PrepareParams
-from lingvo_moe.data.spelling import differences
 from lingvo_moe.data.stages import (
     VOCABULARIES,
     check_tags,
@@ -40,7 +39,6 @@ from lingvo_moe.system.progress import Progress
 
 MAKER = "lingvo-moe-prepare"
 _CURE = f"Give the same corpus and options to go on, or {REPLACE} to start again."
-_LINES = 20  # about differences between the splits
 _BYTES_A_HELPER = 8 << 20  # bytes of corpus per helper; for less, a helper saves no time
 
 _SYNTHETIC = SyntheticCorpus()
@@ -261,10 +259,6 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
             f"warning: targets of dev and test that are also in train: {repeated} of {total}, so "
             f"scores may be too high. --set=held_out_targets=True leaves such lines out of train."
         )
-    samples = ((p.pair.name, {s: p.sample(s) for s in p.pair.files}) for p in each_pair(work))
-    lines = [line for name, sample in samples for line in differences(name, sample)]
-    for line in lines[:_LINES] + [f"and {len(lines) - _LINES} more"] * (len(lines) > _LINES):
-        report(line)
     hashes = {"source": source.sha256, "target": target.sha256}
     both = work.params.tags_on_both_sides
     with new_directory(output, MAKER, overwrite) as partial:

@@ -21,7 +21,6 @@ from lingvo_moe.data.lengths import add_tables, count_ratios, length_ratio, tabu
 from lingvo_moe.data.normalization import normalize
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import write_records
-from lingvo_moe.data.spelling import spelling
 from lingvo_moe.data.vocabulary import SPACE, UNK, Vocabulary
 from lingvo_moe.system import npz
 from lingvo_moe.system.files import new_file, write_whole
@@ -237,20 +236,7 @@ class PairWork:
                 yield split, number
 
     def block(self, split: str, number: int) -> list[SentencePair]:
-        """The lines of a block; with `dev_spelling` those of train are spelled as dev."""
-        lines = self._read_block(split, number)
-        if split != "train" or not any(self._dev_spelling):
-            return lines
-        source, target = self._dev_spelling
-        return [SentencePair(s.translate(source), t.translate(target)) for s, t in lines]
-
-    @functools.cached_property
-    def _dev_spelling(self) -> list[dict[int, int]]:
-        """For str.translate of each side of train."""
-        lines = self._filled("dev") if self.work.params.dev_spelling else []
-        return [spelling((line[side] for line in lines), share=0.9) for side in (0, 1)]
-
-    def _read_block(self, split: str, number: int) -> list[SentencePair]:
+        """The lines of a block."""
         path = self.text_path(split) / f"{number:06}"
         lines = path.read_bytes().decode("utf-8").split("\n")  # "\r" can be part of a line
         sides = lines[:-1:2], lines[1::2]

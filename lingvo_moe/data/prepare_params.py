@@ -53,8 +53,6 @@ class PrepareParams(Params):
         character_coverage: share of characters that get a piece; the rest are written as bytes.
         cleaning: rules that leave out lines of train, in order; see data.cleaning. Blank sides are
             always left out.
-        dev_spelling: whether to write apostrophes, quotes, dashes and digits of train as the dev
-            text of its pair, where that has hardly any but one of the look-alikes.
         duplicates: which texts count as the same, for repeated lines and for held-out text; texts
             are compared as the vocabulary of their side reads them.
         held_out_targets: whether to leave out lines of train whose target is in dev or test of any
@@ -84,7 +82,6 @@ class PrepareParams(Params):
     vocab_sentences: PositiveInt = 200_000
     character_coverage: _Coverage = 0.9995
     cleaning: tuple[CleaningRule, ...] = (Damaged(),)
-    dev_spelling: bool = False
     duplicates: Sameness = Exact()
     held_out_targets: bool = False
     zero_shot_targets: bool = False

@@ -79,28 +79,6 @@ def test_counts_shards_and_checks(corpus, tmp_path):
     ]
 
 
-def test_train_is_spelled_as_dev_only_when_asked(tmp_path):
-    for name, text in {"train/a-b": "ra’i ", "dev/a-b": "ra'i ", "test/a-b": "ra’a "}.items():
-        for language in ("a", "b"):
-            path = tmp_path / "corpus" / f"{name}.{language}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{text}{name[:2]}{i}\n" for i in range(10)), encoding="utf-8")
-    lines = []
-    as_it_is = prepare(tmp_path / "corpus", tmp_path / "as_it_is", PARAMS, report=lines.append)
-    assert "a-b: a perfect translation that writes ' as train does would score" in lines[-1]
-    lines.clear()
-    params = dataclasses.replace(PARAMS, dev_spelling=True)
-    asked = prepare(tmp_path / "corpus", tmp_path / "asked", params, report=lines.append)
-    assert "writes ’ as train does would score" in lines[-1]
-    assert "on test" in lines[-1]
-    for dataset, text in ((as_it_is, "ra’i"), (asked, "ra'i")):
-        example = dataset.examples("train", "a-b")[0]
-        for side, ids in (("source", example.source[1:-1]), ("target", example.target[:-1])):
-            vocabulary = getattr(dataset, f"{side}_vocabulary")
-            assert vocabulary.decode([ids.tolist()])[0].startswith(text)
-    assert asked.examples("test", "a-b")[0].target_text.startswith("ra’a")
-
-
 def test_examples_are_tagged_and_end(corpus, tmp_path):
     dataset = prepare(corpus, tmp_path / "data", PARAMS)
     first = dataset.examples("train", "de-en")[0]

@@ -21,7 +21,6 @@ from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 
 SPACE = "\u2581"  # a space in a piece
 
-_IN_WORDS = ("Lu", "Ll", "Lt", "Nd")  # a text that begins with these is a word
 _FEW_SENTENCES = 50_000
 _MAX_BYTES = 4192  # SentencePiece ignores longer sentences in training
 
@@ -115,36 +114,6 @@ class Vocabulary:
         pieces = enumerate(self.pieces(range(self.size)))
         found = ((re.fullmatch("<2(.+)>", piece), i) for i, piece in pieces)
         return {tag[1]: i for tag, i in found if tag and self._processor.is_control(i)}
-
-    def spellings(self, text: str) -> list[tuple[int, int, int]]:
-        """All ways in which pieces spell a text from the beginning of a word on, as a lattice.
-
-        If the text begins with a sign, or with a letter of a script without upper and lower case,
-        these are also the ways to spell it without a space in front. The text is normalised first,
-        and spaces at its ends are removed; U+2581, which no translation contains, is a space.
-        Returns (start, end, id): the piece of that id is the bytes from start to end of a space and
-        the text. BOS, with which every translation begins, may replace the space. All paths from 0
-        to the largest end are spellings. [] if no text is left, or if it cannot be written.
-        """
-        ids = self.encode([text])
-        if UNK in ids[0]:  # no spelling has what is unknown
-            return []
-        (text,) = self.decode(ids)
-        if not (text := text.strip()):
-            return []
-        content, anywhere = f" {text}".encode(), unicodedata.category(text[0]) not in _IN_WORDS
-        longest = max(map(len, self.ids_by_content))
-        lattice = [
-            (start, end, piece)
-            for start in range(len(content))
-            for end in range(start + 1, min(start + longest, len(content)) + 1)
-            for piece in self.ids_by_content.get(content[start:end], ())
-        ]
-        return [
-            *lattice,
-            *((0, end, piece) for start, end, piece in lattice if anywhere and start == 1),
-            (0, 1, BOS),
-        ]
 
     @functools.cached_property
     def ids_by_content(self) -> dict[bytes, list[int]]:

@@ -74,35 +74,6 @@ def test_no_text_spells_a_tag(vocabulary):
     assert not set(ids) & {PAD, BOS, EOS, UNK, vocabulary.tag("en")}
 
 
-@pytest.mark.parametrize(
-    ("text", "starts"),
-    [("cat", [0]), ("the cat", [0]), ("猫", [0, 1]), (" á ", [0]), ("?", [0, 1]), ("5", [0])],
-)
-def test_spellings_are_all_pieces_of_a_text(vocabulary, text, starts):
-    """By a slow search over all sequences of pieces, in whatever way they are written."""
-    sp = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
-    contents = {
-        i: bytes([int(p[3:5], 16)]) if sp.is_byte(i) else p.replace("▁", " ").encode()
-        for i, p in enumerate(vocabulary.pieces(range(vocabulary.size)))
-        if i > 5
-    }
-
-    def spelled(rest):
-        if not rest:
-            return [()]
-        parts = [(i, c) for i, c in contents.items() if c and rest.startswith(c)]
-        return [(i, *more) for i, c in parts for more in spelled(rest[len(c) :])]
-
-    content = f" {text.strip()}".encode()
-    expected = {path for start in starts for path in spelled(content[start:])}
-    lattice, found = vocabulary.spellings(text), [(0, ())]
-    lattice.remove((0, 1, BOS))  # as good as the space
-    for place, path in found:
-        found += [(end, (*path, i)) for start, end, i in lattice if start == place]
-    assert {path for place, path in found if place == len(content)} == expected
-    assert tuple(vocabulary.encode([text.strip()])[0]) in expected
-
-
 def test_training_is_deterministic(vocabulary):
     assert train_vocabulary(TEXTS, 400, tags=["en", "pt_BR"]).sha256 == vocabulary.sha256
 

@@ -1,17 +1,12 @@
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.decoding.constraints import Constraints, join_lattices
-from lingvo_moe.decoding.flat_beam_search import beam_search, search
-from lingvo_moe.decoding.params import BeamSearchParams
-from lingvo_moe.decoding.request import Request
+from lingvo_moe.decoding.flat_beam_search import search
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.layers.attention import causal_bias
 from lingvo_moe.nn.layer import EVALUATION
-from lingvo_moe.nn.special_tokens import BOS, EOS, PAD
+from lingvo_moe.nn.special_tokens import BOS, EOS
 from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.testing.slow_search import (
     assert_same,
@@ -27,10 +22,9 @@ A, B = 4, 5
 CONSTRAINTS = [
     {"min_length": 6},
     {"no_repeat_ngram": 3, "min_length": 9},
-    {"forbidden": ((8, 8, 8), (9,), (8, 10), (8, 8, 11))},
     {"prefix": (9, 9, 8)},
     {"prefix": (4,) * 15},  # longer than any translation
-    {"prefix": (8, 8), "forbidden": ((8, 8), (8, 10)), "no_repeat_ngram": 2, "min_length": 5},
+    {"prefix": (8, 8, 8), "no_repeat_ngram": 2, "min_length": 5},
 ]
 
 
@@ -43,13 +37,12 @@ def test_constraints_hold(constraint, beam_size):
     """In the graph of exports, which has them as inputs; all together also in one of their own."""
     search = {"length_ratio": 1.0, "length_offset": 5, "beam_size": beam_size, "n_best": 3}
     request = request_of(**search, **constraint)
-    texts = {name: constraint.get(name, ()) for name in ("prefix", "forbidden")}
     sources, exported = sentences([2, 6, 4]), tiny().search_as_exported
     found = [exported(sources, request)]
     if constraint is ALL and beam_size > 1:
         found.append(tiny().search(sources, request))
     for n, source in enumerate(sources):
-        expected = reference_search(tiny(), source, request.params, **texts)
+        expected = reference_search(tiny(), source, request.params, request.prefix)
         expected += [([], -np.inf)] * (3 - len(expected))
         for hypotheses in (ours[n] for ours in found):
             assert_same(hypotheses, expected)
@@ -57,26 +50,14 @@ def test_constraints_hold(constraint, beam_size):
     assert found[0] != exported(sources, request_of(**search)), "it should make a difference"
 
 
-def test_a_text_is_forbidden_in_all_its_spellings():
-    # Of three bytes, as 8 9 10, 11 10, 8 7 and 6.
-    lattice = [(0, 1, 8), (1, 2, 9), (2, 3, 10), (0, 2, 11), (1, 3, 7), (0, 3, 6)]
-    spellings = ((8, 9, 10), (11, 10), (8, 7), (6,))
-    params = BeamSearchParams(n_best=4, length_ratio=1.0, min_length=7)
-    request = Request(params, (), join_lattices([lattice, [(0, 1, 5)]]))
-    for source in sentences([3, 5]):
-        expected = reference_search(tiny(), source, params, forbidden=(*spellings, (5,)))
-        assert_same(tiny().search_as_exported([source], request)[0], expected)
-
-
 def test_samples_begin_with_the_prefix():
     drawn = Sampling(temperature=3.0)
-    request = request_of((7, 5), ((8,), (9, 9)), n_best=4, length_ratio=1.0, sampling=drawn)
+    request = request_of((7, 5), no_repeat_ngram=1, n_best=4, length_ratio=1.0, sampling=drawn)
     [samples] = tiny().search_as_exported(sentences([6]), request)
     assert len({tuple(ids) for ids, _ in samples}) > 1
     for ids, _ in samples:
         assert ids[:2] == [7, 5]
-        assert 8 not in ids
-        assert (9, 9) not in itertools.pairwise(ids)
+        assert len(set(ids)) == len(ids)
 
 
 def test_an_ngram_longer_than_any_translation_costs_nothing():
@@ -88,13 +69,13 @@ def test_an_ngram_longer_than_any_translation_costs_nothing():
 
 
 def test_requests_share_graphs():
-    first = request_of((5,), ((6,),), min_length=3, sampling=Sampling(seed=1))
-    other = request_of((9, 8), ((7, 7), (6,)), length_penalty=0.0, sampling=Sampling(seed=5))
-    assert first.graph == other.graph != request_of((5,)).graph
+    first = request_of((5,), min_length=3, sampling=Sampling(seed=1))
+    other = request_of((9, 8), length_penalty=0.0, sampling=Sampling(seed=5))
+    assert first.split()[0] == other.split()[0] != request_of((5,)).split()[0]
 
 
 def test_xla_compiles_constraints():
-    request = request_of((A,), ((A, A, B), (B, A)), n_best=4, no_repeat_ngram=2)
+    request = request_of((A,), n_best=4, no_repeat_ngram=1)
     table = tf.math.log(tf.constant([[0, 0, 0.1, 0, 0.5, 0.4]] * 6))
 
     def step_fn(token_ids, step, caches, visible, source):
@@ -105,9 +86,8 @@ def test_xla_compiles_constraints():
 
     expected = run(None)
     compiled = tf.function(run, jit_compile=True, autograph=False)(4)
-    # Without constraints A A A, of 0.5 · 0.5 · 0.1, would be better than A B B.
     found = [[i for i in ids if i > EOS] for ids in compiled.ids[0].numpy().tolist()]
-    assert found == [[A], [A, A], [A, B], [A, B, B]]
+    assert found == [[A], [A, B], [], []]
     np.testing.assert_array_equal(compiled.ids, expected.ids)
     np.testing.assert_allclose(compiled.scores, expected.scores, rtol=1e-5)
 
@@ -161,36 +141,3 @@ def looked_at(source, inputs):
         scores = np.exp((x @ query) @ (memory @ key).T)
         attention += scores / scores.sum(axis=1, keepdims=True)
     return (attention[:, 1:-1].argmax(axis=1) + 1).tolist()
-
-
-SPACE, TAG = 7, 11
-
-
-@pytest.mark.parametrize("before", [(), (TAG,)])
-@pytest.mark.parametrize(
-    ("written", "banned"), [((), {5, 6}), ((9,), {6}), ((SPACE,), {5, 6}), ((9, SPACE), {5, 6})]
-)
-def test_a_translation_begins_as_after_a_space(before, written, banned):
-    """Also after the tag of its language."""
-    lattice = [(0, 1, SPACE), (1, 2, 5), (0, 2, 6), (0, 1, BOS)]  # a space, then 5; or 6
-    constraints = Constraints(0, (), join_lattices([lattice]), after_tag=bool(before))
-    places = constraints.start(1, 1)
-    for step, last in enumerate((*before, *written)):
-        places = constraints.after(places, tf.constant([[last]]), tf.constant(step))
-    ids, step = tf.zeros([1, 1, 4], tf.int32), tf.constant(len(before + written))
-    logits = constraints.allowed(tf.zeros([1, 1, 12]), ids, step, places)
-    assert {*np.flatnonzero(np.isneginf(logits)).tolist()} - {PAD} == banned
-
-
-def test_the_first_word_after_a_given_tag_can_be_forbidden():
-    model, theta = tiny().model, tiny().theta
-
-    def first_token(*lattices):
-        params = BeamSearchParams(no_repeat_ngram=1, min_length=3)
-        request = Request(params, (), join_lattices(lattices))
-        given = tf.constant(sentences([4])), tf.constant([4]), request
-        found = beam_search(model, model.lay_out(theta), *given, first=tf.constant([TAG]))
-        return int(found.ids[0, 0, 0])
-
-    free = first_token()
-    assert TAG != free != first_token([(0, 1, BOS), (1, 2, free)])

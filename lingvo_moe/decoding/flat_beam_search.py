@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from lingvo_moe.decoding.cache import of_parents, own_positions
-from lingvo_moe.decoding.constraints import Constraints, given
-from lingvo_moe.decoding.hugging_face import search_like
+from lingvo_moe.decoding.constraints import allowed, forced, given
 from lingvo_moe.decoding.params import MAX_BEAM
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
@@ -50,14 +49,13 @@ class _Living(NamedTuple):
     """Hypotheses without EOS.
 
     Newest token, log P [B, K], what is known of each token [B, K, T], mask of positions in its
-    cache [B, K, P], places in forbidden texts [B, K, S].
+    cache [B, K, P].
     """
 
     newest: tf.Tensor
     log_probs: tf.Tensor
     written: dict[str, tf.Tensor]
     visible: tf.Tensor
-    places: Any
 
 
 class _Best(NamedTuple):
@@ -132,11 +130,7 @@ def beam_search(
         steps = max(params.longest(source_ids.shape[1]), len(request.prefix) + 1)
     owners = tf.repeat(source_lengths, params.beam_size // request.sharing)
     caches = model.empty_caches(owners, (steps or 0) * request.sharing, dtype)
-    if params.rules:
-        parts = search_like(step_fn, caches, source, max_lengths, params, steps, start)
-        found = BeamOutput(*parts)
-    else:
-        found = search(step_fn, caches, source, max_lengths, request, steps, start)
+    found = search(step_fn, caches, source, max_lengths, request, steps, start)
     return found if first is None else _without_first(found)
 
 
@@ -184,7 +178,7 @@ def search(
         steps: T, at least the largest of max_lengths; None for exactly that number, dynamic.
     """
     batch = tf.shape(max_lengths)[0]
-    max_lengths = tf.maximum(max_lengths, _constraints(request).forced + 1)
+    max_lengths = tf.maximum(max_lengths, forced(request.prefix) + 1)
     static, steps = steps is not None, _num_steps(max_lengths) if steps is None else steps
     positions = steps * request.sharing if static else 0
     best = _nothing(batch, steps, request)
@@ -213,11 +207,6 @@ def search(
     )
 
 
-def _constraints(request):
-    n = request.params.no_repeat_ngram
-    return Constraints(n, request.prefix, request.forbidden, request.after_tag)
-
-
 def _output(best):
     """The BeamOutput of the best."""
     written = best.written
@@ -243,17 +232,17 @@ def _run(step_fn, step, rows, until, request, leave=False):
 
 def _advance(step_fn, request, step, rows):
     """One step of all sentences; returns the next step and the rows after it."""
-    living, constraints, sharing = rows.living, _constraints(request), request.sharing
+    living, params, sharing = rows.living, request.params, request.sharing
     visible = living.visible | own_positions(step, living.visible, sharing)
     by_cache = tf.reshape(visible, [-1, sharing, tf.shape(visible)[2]])
     newest = tf.where(living.log_probs > _IMPOSSIBLE, living.newest, PAD)
     logits, caches, sources = step_fn(newest, step, rows.caches, by_cache, rows.source)
-    least = tf.maximum(request.params.min_length, constraints.forced + 1)
+    least = tf.maximum(params.min_length, forced(request.prefix) + 1)
     may_end = (step + 1 >= least) & _has_words(living.written["ids"], step, request)
     may_end |= (step + 1 >= rows.max_length)[:, None]
-    allowed = constraints.allowed(logits, living.written["ids"], step, living.places)
-    scored = _Scored(logits, allowed, may_end)
-    state = living, scored, rows.max_length[:, None], step, request.params
+    ids, n = living.written["ids"], params.no_repeat_ngram
+    scored = _Scored(logits, allowed(logits, ids, step, request.prefix, n), may_end)
+    state = living, scored, rows.max_length[:, None], step, params
     continuations = smart_cond(request.samples, lambda: _draw(*state), lambda: _choose(*state))
     living = living._replace(visible=visible)
     best = _offer(rows.best, living, continuations.ended, sources, step, request)
@@ -261,10 +250,8 @@ def _advance(step_fn, request, step, rows):
     caches = of_parents(caches, continuations.parent, sharing, request.in_order)
     hopeless = step + 1 >= rows.max_length
     hopeless |= _no_better(living.log_probs, rows.max_length, best.scores, request)
-    living = living._replace(
-        log_probs=tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs),
-        places=constraints.after(living.places, living.newest, step),
-    )
+    log_probs = tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs)
+    living = living._replace(log_probs=log_probs)
     return step + 1, rows._replace(caches=caches, living=living, best=best)
 
 
@@ -400,7 +387,6 @@ def _start(batch, steps, positions, request, start):
         log_probs=tf.tile(tf.where(alive, 0.0, _IMPOSSIBLE)[None], [batch, 1]),
         written=_unwritten([batch, beams, steps], params),
         visible=tf.fill([batch, beams, positions], False),
-        places=_constraints(request).start(batch, beams),
     )
 
 
@@ -473,12 +459,12 @@ def _offer(best, living, log_probs, sources, step, request):
 
 def _extend(living, continuations, sources, step):
     """The K hypotheses that continue."""
-    parents = (living.written, living.visible, living.places, () if sources is None else sources)
-    written, visible, places, sources = tf.nest.map_structure(
+    parents = (living.written, living.visible, () if sources is None else sources)
+    written, visible, sources = tf.nest.map_structure(
         lambda x: tf.gather(x, continuations.parent, batch_dims=1), parents
     )
     written = _write(written, step, continuations.token, continuations.log_probs, sources)
-    return _Living(continuations.token, continuations.log_probs, written, visible, places)
+    return _Living(continuations.token, continuations.log_probs, written, visible)
 
 
 class Choices(NamedTuple):

@@ -52,8 +52,9 @@ def toy_search(next_probs, max_lengths, spaces=(), **params):
         for token, prob in probs.items():
             table[newest, token] = np.log(prob)
     request = Request(BeamSearchParams(**params), spaces=spaces)
-    inputs = tf.nest.map_structure(tf.constant, request.inputs)
-    output = toy_graph(request.graph)(tf.constant(table), tf.constant(max_lengths), inputs)
+    graph, inputs = request.split()
+    inputs = tf.nest.map_structure(tf.constant, inputs)
+    output = toy_graph(graph)(tf.constant(table), tf.constant(max_lengths), inputs)
     ids, lengths, scores = (x.numpy() for x in output[:3])
     return [
         [(ids[b, n, : lengths[b, n]].tolist(), scores[b, n]) for n in range(lengths.shape[1])]

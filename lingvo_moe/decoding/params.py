@@ -19,13 +19,10 @@ from lingvo_moe.config.fields import (
 from lingvo_moe.config.params import evolve_all
 from lingvo_moe.decoding.cache import ByBeam, Cache
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
-from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.sampling import Sampling
-from lingvo_moe.system.lines import is_blank
 
 MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
 _ROUNDING = 1e-6  # more than the relative error of a product in float32
-_MAX_TEXTS, _MAX_CHARACTERS = 256, 64
 # The smallest and the largest value of numbers. Without the largest ones the number of steps could
 # be too large for int32 or for memory, and scores too large for float32.
 RANGES = {
@@ -35,8 +32,6 @@ RANGES = {
     "length_ratio": (0, 100),
     "length_offset": (1, 100_000),
 }
-# What can be combined with the rules of another search.
-_WITH_RULES = (*RANGES, "source_prefix", "batch_tokens", "cache", "rules")
 
 
 def _in_range(name: str) -> Rule:
@@ -50,16 +45,6 @@ def _is_line(text: str) -> bool:
 
 
 _Line = Annotated[str, Rule("one line without control characters", _is_line)]
-_Texts = Annotated[
-    tuple[str, ...],
-    Rule(
-        f"at most {_MAX_TEXTS} words or phrases, each of 1 to {_MAX_CHARACTERS} characters",
-        lambda texts: (
-            len(texts) <= _MAX_TEXTS
-            and all(_is_line(t) and not is_blank(t) and len(t) <= _MAX_CHARACTERS for t in texts)
-        ),
-    ),
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +60,6 @@ class BeamSearchParams(Params):
             tokens, with EOS; it ends there in any case. A ratio FROM_DATA is as above.
         min_length: smallest number of tokens, with EOS; limited by the largest length.
         no_repeat_ngram: n; no sequence of n tokens occurs twice in a translation. 0 for no limit.
-        forbidden: words or phrases that no translation contains, in any spelling; see
-            `Vocabulary.spellings`. EOS is always allowed.
         source_prefix: text put in front of every source, exactly as given.
         target_prefix: text that every translation begins with. Its tokens are forced. They count in
             the score and the length, and other constraints do not apply to them.
@@ -87,10 +70,8 @@ class BeamSearchParams(Params):
         cache: how keys and values of hypotheses are kept. It does not change translations.
         sampling: draws beam_size independent translations of each sentence and returns the N with
             the best scores; None to search.
-        rules: rules of another search; None for those of flat beam search. Not with constraints,
-            `tokens` or sampling.
 
-    Raises ValueError: a value breaks a rule, or params cannot be combined.
+    Raises ValueError: a value breaks a rule.
     """
 
     beam_size: Annotated[int, _in_range("beam_size")] = 4
@@ -100,26 +81,12 @@ class BeamSearchParams(Params):
     length_offset: Annotated[int, _in_range("length_offset")] = 10  # leaves room for EOS
     min_length: NonNegativeInt = 0
     no_repeat_ngram: NonNegativeInt = 0
-    forbidden: _Texts = ()
     source_prefix: _Line = ""
     target_prefix: _Line = ""
     tokens: bool = False
     batch_tokens: PositiveInt = 2048
     cache: Cache = ByBeam()
     sampling: Sampling | None = None
-    rules: HuggingFace | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        others = [name for name in vars(self) if name not in _WITH_RULES]
-        if self.rules and (given := [name for name in others if getattr(self, name)]):
-            raise ValueError(
-                f"rules={self.rules} and {', '.join(given)} cannot be combined; leave one out."
-            )
-        if self.rules and self.n_best > self.beam_size:
-            raise ValueError(
-                f"With rules n_best={self.n_best} must not exceed beam_size={self.beam_size}."
-            )
 
     def filled(self, fitted: Fitted = UNFITTED, language: str | None = None) -> "BeamSearchParams":
         """The same with the numbers of a target language, or of all, for fields FROM_DATA."""
@@ -142,8 +109,9 @@ class BeamSearchParams(Params):
     def penalty(self, length: Any, exponent: float | None = None) -> Any:
         """The divisor of log P for a number of tokens with EOS, a float or a tensor; exponent is α,
         None for length_penalty."""
-        base = length if self.rules else (5.0 + length) / 6.0
-        return base ** (self._number("length_penalty") if exponent is None else exponent)
+        return ((5.0 + length) / 6.0) ** (
+            self._number("length_penalty") if exponent is None else exponent
+        )
 
     def _number(self, name):
         value = getattr(self, name)

@@ -1,9 +1,9 @@
-"""A request to the search, in token ids.  P length of a prefix, E edges of forbidden texts."""
+"""A request to the search, in token ids.  P length of a prefix."""
 
 import copy
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lingvo_moe.config.fields import FROM_DATA, alternatives
 from lingvo_moe.decoding.cache import Cache
-from lingvo_moe.decoding.constraints import Edge, given
+from lingvo_moe.decoding.constraints import given
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
@@ -28,16 +28,14 @@ def _kinds(cls: type) -> dict[str, type[np.number]]:
 
 _OF_SAMPLING = _kinds(Sampling)
 # Fields that are inputs of an exported graph, so that one graph serves all requests.
-_SEARCH_NUMBERS = _kinds(BeamSearchParams)
-del _SEARCH_NUMBERS["batch_tokens"]
-# Those that are inputs of any graph, so that other values need no new graph.
-_NUMBERS = {
-    name: _SEARCH_NUMBERS[name]
-    for name in ("length_penalty", "length_ratio", "length_offset", "min_length")
-}
+_OF_SEARCH = _kinds(BeamSearchParams)
+del _OF_SEARCH["batch_tokens"]
+# Those that are inputs of any graph, so that other values need no new graph; the second ones are
+# sizes, which XLA needs to know.
+_INPUTS, _SIZES = ("length_penalty", "min_length"), ("length_ratio", "length_offset")
 OWN = -1  # as an option of an export: the number of the target language
 # Fields that graphs do not use.
-_OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "batch_tokens")
+_OUTSIDE = ("source_prefix", "target_prefix", "batch_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +44,6 @@ class Request:
 
     params: BeamSearchParams = BeamSearchParams()  # of the search; their texts are not used
     prefix: tuple[int, ...] = ()  # ids that every translation begins with
-    forbidden: tuple[Edge, ...] = ()  # edges of `constraints.join_lattices`
     # whether params.sampling applies, if it is set; a tensor bool [] in an exported graph, which
     # serves all requests
     sampling: bool | tf.Tensor = True
@@ -86,75 +83,43 @@ class Request:
                 "it out."
             )
 
-    @property
-    def graph(self) -> "Request":
-        """The part that a graph depends on: equal for requests that differ only in their inputs."""
-        params = _standard(self.params, (*_NUMBERS, *_OUTSIDE))
-        anything = (Edge(0, 1, EOS),) if self.forbidden else ()
-        prefix = (EOS,) if self.prefix else ()
-        return dataclasses.replace(self, params=params, prefix=prefix, forbidden=anything)
-
-    @property
-    def inputs(self) -> dict[str, np.ndarray]:
-        """The inputs of a graph: numbers by name and, if set, prefix [P] and forbidden [E, 3]."""
-        found = _arrays(self.params.filled(), _NUMBERS)
+    def split(self, static: bool = False) -> "tuple[Request, dict[str, np.ndarray]]":
+        """The part that a graph depends on, equal for requests that differ only in the graph's
+        inputs; and these, for `with_inputs`: numbers [] by name and, if set, `prefix` [P]. If
+        `static`, all sizes stay in the request, as XLA needs."""
+        names = _INPUTS if static else (*_INPUTS, *_SIZES)
+        inputs = _arrays(self.params.filled(), names)
         if sampling := self.params.sampling:
-            found |= _arrays(sampling, _OF_SAMPLING)
-        for name in ("prefix", "forbidden"):
-            if getattr(self, name):
-                found[name] = np.array(getattr(self, name), np.int32)
-        return found
-
-    @property
-    def specs(self) -> dict[str, tf.TensorSpec]:
-        """The specs of the graph's inputs, for any P and E."""
-        return {
-            name: tf.TensorSpec((None, *value.shape[1:]) if value.ndim else (), value.dtype, name)
-            for name, value in self.inputs.items()
-        }
-
-    def with_inputs(self, inputs: Mapping[str, tf.Tensor]) -> "Request":
-        """The request with tensors instead of numbers, inside a graph."""
-        ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
-        numbers = {name: one for name, one in inputs.items() if name not in ids}
-        return _replaced(self.with_numbers(numbers), ids)
-
-    def split_numbers(self) -> "tuple[Request, dict[str, np.ndarray]]":
-        """A request that is the same for other numbers, and these, for `with_numbers` under XLA.
-
-        XLA needs to know the sizes of tensors, so the longest lengths stay in the request.
-        """
-        names = {"length_penalty", "min_length"} | _OF_SAMPLING.keys()
-        numbers = {name: one for name, one in self.inputs.items() if name in names}
-        params = _standard(self.params, ("length_penalty", "min_length"))
-        return dataclasses.replace(self, params=params), numbers
+            inputs |= _arrays(sampling, _OF_SAMPLING)
+        prefix = self.prefix
+        if prefix and not static:
+            inputs["prefix"] = np.array(prefix, np.int32)
+            prefix = (EOS,)
+        params = _standard(self.params, (*names, *_OUTSIDE))
+        return dataclasses.replace(self, params=params, prefix=prefix), inputs
 
     def filled(self, fitted: Fitted) -> "Request":
         """The request with numbers for all languages where params are FROM_DATA."""
         return dataclasses.replace(self, params=self.params.filled(fitted))
 
-    def with_numbers(self, numbers: Mapping[str, tf.Tensor]) -> "Request":
-        """The request with tensors for some fields of params and sampling, inside a graph."""
-        of_search = {name: one for name, one in numbers.items() if name not in _OF_SAMPLING}
-        params = _replaced(self.params, of_search)
+    def with_inputs(self, inputs: Mapping[str, tf.Tensor]) -> "Request":
+        """The request with tensors for some fields of params and sampling, and for the prefix,
+        inside a graph; other inputs are ignored."""
+        params = _replaced(self.params, inputs, _OF_SEARCH)
         if params.sampling:
-            of_sampling = {name: numbers[name] for name in numbers.keys() - of_search.keys()}
-            params = _replaced(params, {"sampling": _replaced(params.sampling, of_sampling)})
-        return _replaced(self, {"params": params})
+            sampling = _replaced(params.sampling, inputs, _OF_SAMPLING)
+            params = _replaced(params, {"sampling": sampling})
+        return _replaced(_replaced(self, inputs, ["prefix"]), {"params": params})
 
     @staticmethod
     def of_tensors(
         inputs: Mapping[str, tf.Tensor], cache: Cache, spaces: tuple[int, ...] = ()
     ) -> "Request":
         """A request whose options are tensors, for a graph that serves any request: those of
-        `numbers_of` by name; forbidden int32 [E, 3] and prefix int32 [P], if there are any."""
-        sampling = _replaced(Sampling(), {name: inputs[name] for name in _OF_SAMPLING})
-        numbers = {name: inputs[name] for name in _SEARCH_NUMBERS}
-        fixed = BeamSearchParams(tokens=True, cache=cache)
-        params = _replaced(fixed, numbers | {"sampling": sampling})
-        ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
-        searches = {"params": params, "sampling": sampling.temperature > 0}
-        return _replaced(Request(spaces=spaces), searches | ids)
+        `numbers_of` by name, and prefix int32 [P], if there is one."""
+        any_search = BeamSearchParams(tokens=True, cache=cache, sampling=Sampling())
+        request = Request(any_search, spaces=spaces).with_inputs(inputs)
+        return _replaced(request, {"sampling": inputs["temperature"] > 0})
 
 
 def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
@@ -163,13 +128,13 @@ def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
     sampling = _arrays(params.sampling or Sampling(), _OF_SAMPLING)
     if params.sampling is None:
         sampling["temperature"] = np.float32(0.0)
-    return _arrays(params, _SEARCH_NUMBERS) | sampling
+    return _arrays(params, _OF_SEARCH) | sampling
 
 
 def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
     """Params from their values in an export, NumPy scalars and texts as bytes; the inverse of
     `numbers_of`. Raises ValueError: a value breaks a rule."""
-    kinds = _SEARCH_NUMBERS | _OF_SAMPLING
+    kinds = _OF_SEARCH | _OF_SAMPLING
     # float(str(x)): the float32 0.6 becomes 0.6 and not 0.6000000238.
     numbers: dict[str, Any] = {
         name: float(str(options[name])) if kind is np.float32 else int(options[name])
@@ -195,17 +160,18 @@ def _standard(params, names):
     return dataclasses.replace(params, **values)
 
 
-def _arrays(params, kinds):
-    values = {name: getattr(params, name) for name in kinds}
+def _arrays(params, names):
+    values = {name: getattr(params, name) for name in names}
+    kinds = _OF_SEARCH | _OF_SAMPLING
     return {
-        name: np.array(OWN if values[name] is FROM_DATA else values[name], kind)
-        for name, kind in kinds.items()
+        name: np.array(OWN if value is FROM_DATA else value, kinds[name])
+        for name, value in values.items()
     }
 
 
-def _replaced(params, values: Mapping[str, Any]):
-    """A copy with these fields, of whatever type."""
+def _replaced(params, values: Mapping[str, Any], names: Iterable[str] | None = None):
+    """A copy with these fields, or those of some names, of whatever type."""
     made = copy.copy(params)
-    for name, value in values.items():
-        object.__setattr__(made, name, value)
+    for name in values if names is None else values.keys() & set(names):
+        object.__setattr__(made, name, values[name])
     return made

@@ -140,7 +140,7 @@ def dev_sample(model_dir: ModelDir, dataset: Dataset, count: int | None = None) 
 def is_fitted(model_dir: ModelDir, translator: Translator) -> bool:
     """Whether the length penalty of a model is to be fitted, and it can translate."""
     decoding = model_dir.params.decoding
-    if decoding.length_penalty is not FROM_DATA or decoding.rules or decoding.sampling:
+    if decoding.length_penalty is not FROM_DATA or decoding.sampling:
         return False
     try:
         model_dir.task.check_request(translator.request)

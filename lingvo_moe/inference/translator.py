@@ -8,7 +8,6 @@ import numpy as np
 from lingvo_moe.config.params import text_of
 from lingvo_moe.data.packing import padded
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
-from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
@@ -18,7 +17,7 @@ from lingvo_moe.system.lines import one_line
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 
-_NOT_EXPORTED = ("source_prefix", "target_prefix", "tokens", "rules")
+_NOT_EXPORTED = ("source_prefix", "target_prefix", "tokens")
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B], request) -> BeamOutput
 TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray, Request], BeamOutput]
@@ -63,8 +62,7 @@ def request_of(decoding: BeamSearchParams, target: Vocabulary, longest: int) -> 
     """
     (prefix,) = target.encode([decoding.target_prefix.rstrip()])
     check_prefix("target_prefix", len(prefix), longest)
-    forbidden = join_lattices(map(target.spellings, decoding.forbidden))
-    return Request(decoding, tuple(prefix), forbidden, spaces=target.spaces)
+    return Request(decoding, tuple(prefix), spaces=target.spaces)
 
 
 def export_request(model_dir: ModelDir) -> Request:
@@ -73,11 +71,10 @@ def export_request(model_dir: ModelDir) -> Request:
     decoding = model_dir.params.decoding
     for name in _NOT_EXPORTED:
         if getattr(decoding, name):
-            served = "logdir" if name == "rules" else "logdir or a SavedModel"
             default = text_of(getattr(BeamSearchParams(), name))
             raise ValueError(
                 f"decoding.{name} cannot be set for an export; pass --set=decoding.{name}="
-                f"{default}. Requests to a {served} can have it."
+                f"{default}. Requests can have it."
             )
     longest = part_pieces(model_dir.params)
     return request_of(decoding, model_dir.vocabulary("target"), longest)

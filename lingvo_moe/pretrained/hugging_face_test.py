@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import lingvo_moe as lm
-from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.nn.layer import EVALUATION
 from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.pretrained.hugging_face import import_model
@@ -45,14 +44,7 @@ def test_tokens_log_probs_and_searches_are_those_of_transformers(imported):
     runtime = testing.loaded(model_dir)
     testing.assert_same_tokens(model_dir, source)
     testing.assert_same_log_probs(model_dir, runtime, source)
-    every = source.name == "nllb_moe"
-    testing.assert_same_searches(model_dir, runtime, source, Flat(), () if every else ("short",))
-
-
-@pytest.mark.slow
-def test_every_search_is_that_of_transformers(imported):
-    source, model_dir = imported
-    testing.assert_same_searches(model_dir, testing.loaded(model_dir), source, Reordered())
+    testing.assert_same_searches(model_dir, runtime, source)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.decoding.cache import Flat
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.testing import hugging_face as testing
 
@@ -26,4 +25,4 @@ def test_other_sizes_and_weights(seed, d_model, tmp_path):
         runtime = testing.loaded(model_dir)
         testing.assert_same_tokens(model_dir, source)
         testing.assert_same_log_probs(model_dir, runtime, source)
-        testing.assert_same_searches(model_dir, runtime, source, Flat())
+        testing.assert_same_searches(model_dir, runtime, source)

@@ -230,8 +230,9 @@ class Local:
 
     def _translate(self, source_ids, lengths, tasks, request):
         given = map(tf.constant, (source_ids, lengths, tasks))
-        inputs = {n: tf.constant(value) for n, value in request.inputs.items()} if request else {}
-        return self._decode(request and request.graph)(self._laid_out, *given, inputs)
+        request, inputs = request.split() if request else (None, {})
+        inputs = {name: tf.constant(value) for name, value in inputs.items()}
+        return self._decode(request)(self._laid_out, *given, inputs)
 
     def _compile_decode(self, request):
         @without_gradients()
@@ -240,7 +241,9 @@ class Local:
             return self._decoder.decode(laid_out, source_ids, lengths, tasks, given)
 
         weights = tf.nest.map_structure(tf.TensorSpec.from_tensor, self._laid_out)
-        signature = [weights, _MATRIX, _ROWS, _ROWS, request.specs if request else {}]
+        inputs = request.split()[1] if request else {}
+        specs = {n: tf.TensorSpec([None] * one.ndim, one.dtype) for n, one in inputs.items()}
+        signature = [weights, _MATRIX, _ROWS, _ROWS, specs]
         return tf.function(decode, autograph=False, input_signature=signature)
 
     def _score_batch(self, *batch):

@@ -252,7 +252,7 @@ def partition_translate(
         theta = NestedMap.unflatten(flat).theta
         sentences = batch.source_ids, batch.lengths, batch.get("tasks")
         numbers = {name: batch[name][0] for name in batch.keys() - _SENTENCES}
-        given = request and request.with_numbers(numbers)
+        given = request and request.with_inputs(numbers)
         return task.translate(theta, *sentences, given)
 
     args = [weight_specs(task.weights(), "theta"), dict(batch)]

@@ -178,7 +178,7 @@ class Spmd:
         if tasks is not None:
             batch["tasks"] = np.pad(tasks, (0, spare))
         if request:
-            request, numbers = request.split_numbers()
+            request, numbers = request.split(static=True)
             batch |= {n: np.repeat(number, len(padded_lengths)) for n, number in numbers.items()}
         output = self._run(
             ("translate", request),

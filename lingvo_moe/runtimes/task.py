@@ -18,23 +18,8 @@ class SearchRequest(Protocol):
 
     def __hash__(self) -> int: ...
 
-    @property
-    def graph(self) -> Self:
-        """What a graph depends on; hashable."""
-
-    @property
-    def inputs(self) -> dict[str, np.ndarray]:
-        """What else that graph takes."""
-
-    @property
-    def specs(self) -> dict[str, tf.TensorSpec]:
-        """Their shapes, as far as the graph depends on them."""
-
-    def split_numbers(self) -> tuple[Self, dict[str, np.ndarray]]:
-        """The same without numbers that XLA's programs take, and these."""
-
-    def with_numbers(self, numbers: Mapping[str, tf.Tensor]) -> Self:
-        """The request with other numbers."""
+    def split(self, static: bool = False) -> tuple[Self, dict[str, np.ndarray]]:
+        """What a graph depends on, hashable, and its inputs; if `static`, these change no size."""
 
     def with_inputs(self, inputs: Mapping[str, tf.Tensor]) -> Self:
         """The request inside a graph with these inputs."""

@@ -47,7 +47,7 @@ class Xla(Local):
         columns = next_size(length, _LEAST_LENGTH) - length
         ids = np.pad(source_ids, [(0, 0), (0, columns)])
         given = (tf.constant(values[rows]) for values in (ids, lengths, tasks))
-        request, numbers = request.split_numbers() if request else (None, {})
+        request, numbers = request.split(static=True) if request else (None, {})
         numbers = {name: tf.constant(value) for name, value in numbers.items()}
         output = self._decode(request)(*given, numbers)
         return tf.nest.map_structure(lambda x: None if x is None else np.asarray(x)[:count], output)
@@ -56,7 +56,7 @@ class Xla(Local):
         @without_gradients()
         def decode(source_ids, lengths, tasks, numbers):
             laid_out = tf.nest.map_structure(tf.convert_to_tensor, self._held)
-            given = request and request.with_numbers(numbers)
+            given = request and request.with_inputs(numbers)
             return self._decoder.decode(laid_out, source_ids, lengths, tasks, given)
 
         return tf.function(decode, autograph=False, jit_compile=True)

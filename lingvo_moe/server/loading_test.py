@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import lingvo_moe as lm
-from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.inference.scorer import Scorer
 from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.loading import load, load_all, split_name
-from lingvo_moe.server.model import TooLong
+from lingvo_moe.server.model import Served, TooLong
 from lingvo_moe.server.params import ServerParams
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.system.lines import is_blank
@@ -86,13 +85,11 @@ OPTIONS = [
     ({"length_penalty": 10**400}, "length_penalty must be 0 to 10, got inf"),
     ({"length_ratio": 1e30}, r"length_ratio must be 0 to 100, got 1e\+30"),
     ({"length_offset": 10**9}, "length_offset must be 1 to 100000, got 1000000000"),
-    ({"forbidden": ["mi", " "]}, "forbidden must be at most 256 words or phrases, each of 1 to 64"),
-    ({"forbidden": "mi"}, "forbidden must be of type"),
     ({"target_prefix": "a\nb"}, "target_prefix must be one line without control characters"),
     ({"target_prefix": "\ud800"}, "target_prefix must be one line without control characters"),
     ({"target_prefix": "mi " * 30}, r"target_prefix has \d+ tokens, and at most 22 are allowed"),
     ({"source_prefix": "mi " * 30}, r"source_prefix has \d+ tokens, and at most 21 are"),
-    ({"rules": {}}, "Unknown field 'rules'"),
+    ({"cache": {}}, "Unknown field 'cache'"),
     ({"sampling": {"heat": 2}}, "Sampling has no field 'heat'"),
     ({"sampling": {"temperature": 0}}, "temperature must be > 0, got 0.0"),
 ]
@@ -188,19 +185,18 @@ def test_the_model_s_own_lengths_are_allowed(model_dir):
 
 def test_other_clients_are_answered_while_options_are_checked(models, monkeypatch):
     begun, answered = threading.Event(), threading.Event()
-    spellings = Vocabulary.spellings
+    measure = Served.measure
 
-    def slow(vocabulary, text):
-        begun.set()
-        assert answered.wait(10)
-        return spellings(vocabulary, text)
+    def slow(model, sentences, **options):
+        if options:
+            begun.set()
+            assert answered.wait(10)
+        return measure(model, sentences, **options)
 
     async def test(client):
         http = client.http
         question = {"sentences": ["mi"], "to": "en"}
-        asking = asyncio.create_task(
-            http.post("/v1/translate", json=question | {"forbidden": ["dog"]})
-        )
+        asking = asyncio.create_task(http.post("/v1/translate", json=question | {"beam_size": 1}))
         while not begun.is_set():
             await asyncio.sleep(0.001)
         assert (await http.get("/health")).status_code == 200
@@ -208,7 +204,7 @@ def test_other_clients_are_answered_while_options_are_checked(models, monkeypatc
         answered.set()
         assert (await asking).status_code == 200
 
-    monkeypatch.setattr(Vocabulary, "spellings", slow)
+    monkeypatch.setattr(Served, "measure", slow)
     served.run(test, models=models)
 
 

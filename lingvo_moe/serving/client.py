@@ -1,26 +1,21 @@
-"""Translates with an export of lingvo-moe: a SavedModel, or one for TF Serving or CTranslate2.
+"""Translates with an export of lingvo-moe: a SavedModel, or one for CTranslate2.
 
 python translate.py [--to=LANGUAGE] [SENTENCE ...]      (or sentences on standard input, one a line)
-python translate.py --url=http://localhost:8501 --name=MODEL …     with TensorFlow Serving
 
-It needs only what computes the model: tensorflow and tensorflow-text, or nothing (TensorFlow
-Serving), or ctranslate2 and sentencepiece. Models that route by source language also need
---source_language=LANGUAGE. Other options than those at export: lingvo-moe-translate.
+It needs only what computes the model: tensorflow and tensorflow-text, or ctranslate2 and
+sentencepiece. Models that route by source language also need --source_language=LANGUAGE. Other
+options than those at export: lingvo-moe-translate.
 """
 
 import argparse
-import http.client
 import io
 import json
 import math
 import os
 import re
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 from lingvo_moe.data.sentences import left_out, sentence_language, split_texts, written
 from lingvo_moe.system.batching import batches
@@ -36,8 +31,8 @@ if __name__ == "__main__":
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors are exceptions
 
 
-class Engine(Protocol):
-    """What computes the translations of an export.
+class InMemory:
+    """A SavedModel.
 
     Attributes:
         about: `languages` and `source_languages`, those that it knows; `pairs`, such as "de-en";
@@ -46,71 +41,24 @@ class Engine(Protocol):
         wanted: the names of the languages that `translate` takes.
     """
 
-    about: Mapping[str, Any]
-    wanted: set[str]
-
-    def sizes(self, sentences: Sequence[str]) -> list[int]:
-        """The number of pieces of each sentence."""
-
-    def translate(self, sentences: Sequence[str], languages: Mapping[str, str]) -> list[str]:
-        """The best translation of each sentence; languages are those that are `wanted`."""
-
-
-class InMemory:
-    """A SavedModel; see Engine."""
-
     def __init__(self, directory):
         self._model, self.wanted = load(directory)
         self.about = plain(self._model.about())
 
-    def sizes(self, sentences):
-        """See Engine."""
+    def sizes(self, sentences: Sequence[str]) -> list[int]:
+        """The number of pieces of each sentence."""
         with quiet():  # in the first call SentencePiece logs its normalization
             return plain(call(self._model.count_pieces, sentences))
 
-    def translate(self, sentences, languages):
-        """See Engine."""
+    def translate(self, sentences: Sequence[str], languages: Mapping[str, str]) -> list[str]:
+        """The best translation of each sentence; languages are those that are `wanted`."""
         with quiet():
             output = plain(call(self._model.translate, sentences, **languages))
         return [best[0] for best in output["translations"]]
 
 
-class OnServer:
-    """A model of TensorFlow Serving's REST API; see Engine."""
-
-    def __init__(self, directory, url, name, timeout=600):
-        self.about = json.loads((Path(directory) / ABOUT).read_text(encoding="utf-8"))
-        self.wanted = set(self.about["wanted"])
-        self._address, self._timeout = f"{url.rstrip('/')}/v1/models/{name}:predict", timeout
-
-    def sizes(self, sentences):
-        """See Engine."""
-        return self._predict("count_pieces", texts=sentences)
-
-    def translate(self, sentences, languages):
-        """See Engine."""
-        output = self._predict("serving_default", sentences=sentences, **languages)
-        return [best[0] for best in output["translations"]]
-
-    def _predict(self, signature, **inputs):
-        # The columnar format ("inputs"), because all sentences have the same languages.
-        body = json.dumps({"signature_name": signature, "inputs": inputs}).encode()
-        try:
-            request = urllib.request.Request(self._address, body)
-            request.add_header("Content-Type", "application/json")
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:
-                return json.load(response)["outputs"]
-        except urllib.error.HTTPError as error:
-            raise ValueError(f"{self._address}: {said(error.read().decode())}") from error
-        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-            raise OSError(
-                f"{self._address} gives no answer ({type(error).__name__}: {error}). Give the "
-                f"address of the server's REST API, such as --url=http://localhost:8501."
-            ) from error
-
-
 class WithCTranslate2:
-    """An export for CTranslate2; see Engine.
+    """An export for CTranslate2; see InMemory.
 
     Its `about` has more: `tags`, language -> its tag; `no_words`, pieces that no translation has;
     `beam_size`, `min_length` and `no_repeat_ngram` as of the model's search; `length_penalty`,
@@ -131,11 +79,11 @@ class WithCTranslate2:
         )
 
     def sizes(self, sentences):
-        """See Engine."""
+        """See InMemory."""
         return list(map(len, self._source.encode(list(sentences))))
 
     def translate(self, sentences, languages):
-        """See Engine."""
+        """See InMemory."""
         about, to, results = self.about, languages["target_language"], [""] * len(sentences)
         by_length: dict[int, list] = {}
         for i, row in enumerate(self._source.encode(list(sentences), out_type=str)):
@@ -260,15 +208,6 @@ def translate(engine, sentences, to="en", source_language=None, batch_tokens=204
         print(cut_warning(cut), file=sys.stderr)
 
 
-def open_engine(directory, url, name) -> Engine:
-    """The engine of an export."""
-    if (Path(directory) / "saved_model.pb").exists():
-        return InMemory(directory)
-    if (Path(directory) / "model.bin").exists():
-        return WithCTranslate2(directory)
-    return OnServer(directory, url, name)
-
-
 def main():
     """Prints the best translation of each sentence, one a line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -276,8 +215,6 @@ def main():
     parser.add_argument("--to", default="en", help="target language (default: en)")
     parser.add_argument("--source_language", help="for models that need it")
     parser.add_argument("--model", default=str(Path(__file__).resolve().parent), help="the export")
-    parser.add_argument("--url", default="http://localhost:8501", help="of TensorFlow Serving")
-    parser.add_argument("--name", default="translator", help="of the model there")
     args = parser.parse_args()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
@@ -285,7 +222,8 @@ def main():
         sentences = decode_lines(map(os.fsencode, args.sentences), "the arguments")
     else:
         sentences = ArrivingLines(sys.stdin.buffer, "standard input")
-    engine = open_engine(args.model, args.url, args.name)
+    is_ctranslate2 = (Path(args.model) / "model.bin").exists()
+    engine = WithCTranslate2(args.model) if is_ctranslate2 else InMemory(args.model)
     for line in translate(engine, sentences, args.to, args.source_language):
         print(line, flush=True)
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import lingvo_moe as lm
+from lingvo_moe.decoding.cache import Flat
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.nn.tensorflow_private import SavedModelProto
@@ -99,7 +100,7 @@ def test_it_knows_its_model(model_dir, exported):
         ({"to": "EN"}, r"does not translate into 'EN'; .* Did you mean 'en'\?$"),
         ({"source_language": "xx"}, "does not translate from 'xx'; it knows .*qna"),
         ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
-        ({"forbidden": ("ti",)}, "forbidden is no option of this export"),
+        ({"cache": Flat()}, "cache is no option of this export"),
         ({"source_prefix": "mi " * 20}, "source_prefix has .* at most 13"),
         ({"target_prefix": "mi " * 20}, "target_prefix has .* at most 14"),
     ],
@@ -139,19 +140,6 @@ def test_options_are_those_of_the_logdir(model_dir, exported, options):
     assert _without_numbers(got) == _without_numbers(expected)
     np.testing.assert_allclose(_numbers(got), _numbers(expected), rtol=1e-5)
     assert cut == warnings
-
-
-@pytest.mark.slow
-def test_texts_that_were_forbidden_at_export_are_so_in_all_requests(model_dir, exported, tmp_path):
-    ((best, *_),) = exported.translate(["kara mi"])
-    word = best.text.split()[0]
-    forbidding = model_dir.with_overrides([f"decoding.forbidden=({word!r},)"])
-    model = Exported(_save(forbidding, tmp_path / "export"))
-    for options in ({}, {"n_best": 3, "min_length": 5}):
-        found = model.translate(["kara mi"], **options)
-        expected = lm.load(model_dir.path).translate(["kara mi"], forbidden=(word,), **options)
-        assert _without_numbers(found) == _without_numbers(expected)
-        assert word not in found[0][0].text.split()
 
 
 def _numbers(results):

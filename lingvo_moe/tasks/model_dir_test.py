@@ -198,9 +198,8 @@ class TestGoingOn:
         ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, *by_bleu], dataset())
         with pytest.raises(ValueError, match="gives 5"):
             ModelDir.create(tmp_path, "tiny.MoE", ["train.dev_bleu_sentences=5"], dataset())
-        for option, value in (("beam_size", "1"), ("rules", "HuggingFace()")):
-            with pytest.raises(ValueError, match=option):
-                ModelDir.create(tmp_path, "tiny.MoE", [f"decoding.{option}={value}"], dataset())
+        with pytest.raises(ValueError, match="beam_size"):
+            ModelDir.create(tmp_path, "tiny.MoE", ["decoding.beam_size=1"], dataset())
         same = ["batch_tokens=9", "cache=Flat()", "n_best=2", "tokens=True"]
         texts = [f"decoding.{text}" for text in same]
         ModelDir.create(tmp_path, "tiny.MoE", [*texts, "train.max_steps=9"], dataset())

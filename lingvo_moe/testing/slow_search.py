@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.decoding.cache import Flat
-from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.flat_beam_search import beam_search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request, numbers_of
@@ -76,8 +75,8 @@ class Tiny:
 
     def output(self, sources, request, padding=0):
         """The BeamOutput of a batch of sentences of any lengths, as arrays."""
-        translate = self._compiled(request.graph, **request.specs)
-        return self._run(translate, sources, request.inputs, padding)
+        graph, inputs = request.split()
+        return self._run(self._compiled(graph, **_specs(inputs)), sources, inputs, padding)
 
     def _run(self, translate, sources, inputs, padding):
         width = max(map(len, sources)) + padding
@@ -95,10 +94,12 @@ class Tiny:
         """`search` by the graph of exports, which serves any request."""
         inputs = numbers_of(request.params.filled())
         inputs["prefix"] = np.array(request.prefix, np.int32)
-        inputs["forbidden"] = np.array(request.forbidden, np.int32).reshape([-1, 3])
-        specs = {n: tf.TensorSpec([None, 3][: x.ndim], x.dtype) for n, x in inputs.items()}
-        translate = self._compiled(None, **specs)
+        translate = self._compiled(None, **_specs(inputs))
         return _hypotheses(self._run(translate, sources, inputs, padding))
+
+
+def _specs(inputs):
+    return {n: tf.TensorSpec([None] * one.ndim, one.dtype) for n, one in inputs.items()}
 
 
 def _hypotheses(output):
@@ -114,7 +115,7 @@ def tiny(vocab_size=12, seed=3):
     return Tiny(vocab_size, seed)
 
 
-def reference_search(model, source, params, prefix=(), forbidden=()):
+def reference_search(model, source, params, prefix=()):
     """The same search in plain Python: a list of prefixes, no cache, no early end."""
     params = params.filled()
     longest = int(np.ceil(round(params.length_ratio * len(source), 4))) + params.length_offset
@@ -134,25 +135,22 @@ def reference_search(model, source, params, prefix=(), forbidden=()):
                 ((*ids, v), total + row[v])
                 for v in range(4, len(row))
                 if [v] == list(prefix[length - 1 : length])
-                or (length > len(prefix) and may_be_written([*ids, v], params, forbidden))
+                or (length > len(prefix) and may_be_written([*ids, v], params))
             ]
         living = sorted(grown, key=lambda h: -h[1])[: params.beam_size]
     return sorted(finished, key=lambda h: -h[1])[: params.n_best]
 
 
-def may_be_written(ids, params, forbidden):
+def may_be_written(ids, params):
     """Whether the constraints allow the last of these tokens."""
     n = params.no_repeat_ngram
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
-    if n and grams and grams[-1] in grams[:-1]:
-        return False
-    return not any(tuple(ids[-len(f) :]) == f for f in forbidden)
+    return not (n and grams and grams[-1] in grams[:-1])
 
 
-def request_of(prefix=(), forbidden=(), **params):
-    """A Request whose forbidden texts are sequences of ids."""
-    lattices = [[(i, i + 1, token) for i, token in enumerate(one)] for one in forbidden]
-    return Request(BeamSearchParams(**params), tuple(prefix), join_lattices(lattices))
+def request_of(prefix=(), **params):
+    """A Request with a prefix in ids."""
+    return Request(BeamSearchParams(**params), tuple(prefix))
 
 
 def sentences(lengths, seed=0):

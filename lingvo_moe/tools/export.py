@@ -1,4 +1,4 @@
-r"""Exports a trained model: SavedModel, TensorFlow Serving, CTranslate2, StableHLO or weights.
+r"""Exports a trained model: SavedModel, CTranslate2, StableHLO or weights.
 
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_export
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_int8 --dtype=int8 --report_data=/tmp/data
@@ -38,10 +38,9 @@ TABLE = (
     common.STEP,
     Flag("format", str, "saved_model",
          "A class of lingvo_moe.serving.formats or of --import, with its fields: "
-         "\"CTranslate2(task='de')\". SavedModel: for TensorFlow; TFServing; Safetensors: only "
-         "weights, for --logdir of all tools; CTranslate2; HuggingFace: for transformers, if "
-         "the model was imported; StableHLO: a training step. Short: saved_model, stablehlo "
-         "and so on."),
+         "\"CTranslate2(task='de')\". SavedModel: for TensorFlow; Safetensors: only weights, "
+         "for --logdir of all tools; CTranslate2; HuggingFace: for transformers, if the model "
+         "was imported; StableHLO: a training step. Short: saved_model, stablehlo and so on."),
     Flag("dtype", tuple(STORAGES), None,
          "Type of weights in the file, by default float32: bfloat16 is half the size, int8 a "
          "quarter."),

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lingvo_moe.config.fields import Params
-from lingvo_moe.inference.translator import part_pieces
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage
@@ -108,17 +107,6 @@ class Format(Params, abc.ABC):
         needed = f" --source_language={source}" if model_dir.task.needs_source_language else ""
         client = shlex.quote(str(output / self.client_name))
         return f"python {client}{needed} --to={target} 'a sentence'"
-
-
-def about_of(model_dir: ModelDir) -> dict[str, Any]:
-    """What a client knows of a model; see `client.Engine`."""
-    return {
-        "languages": sorted(model_dir.tags),
-        "source_languages": model_dir.source_languages,
-        "pairs": model_dir.translated_pairs,
-        "part_pieces": part_pieces(model_dir.params),
-        "forms": model_dir.forms,
-    }
 
 
 def directory_size(path: Path) -> int:

@@ -20,6 +20,7 @@ from lingvo_moe.config.params import text_of
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.decoding.fitted import FITTED
 from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.inference.translator import part_pieces
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.moe.activation import GEGLU, GELU, ReLU, SwiGLU
 from lingvo_moe.moe.gatings.base import Extras
@@ -30,7 +31,7 @@ from lingvo_moe.nn.layer import EVALUATION
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.serving.client import ABOUT
-from lingvo_moe.serving.formats.base import Format, about_of
+from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.prune import unrolled
 from lingvo_moe.tasks.model_dir import ModelDir
 
@@ -97,19 +98,25 @@ class CTranslate2(Format):
 
     def _about(self, model_dir):
         """What the client knows; see `client.WithCTranslate2`."""
-        router, about = model_dir.task.task_router, about_of(model_dir)
+        router, pairs = model_dir.task.task_router, model_dir.translated_pairs
+        languages, sources = sorted(model_dir.tags), model_dir.source_languages
         source, _, target = (self.task or "").rpartition("-")
         if router and router.task != "target":
-            about["source_languages"] = [source or self.task]
+            sources = [source or self.task]
         if router and router.task != "source":
-            about["languages"] = [target]
+            languages = [target]
         if router:
             tasks = zip(model_dir.pairs, router.task_names(model_dir.pairs), strict=True)
-            about["pairs"] = [pair for pair, task in tasks if task == self.task]
+            pairs = [pair for pair, task in tasks if task == self.task]
         read, written = (model_dir.vocabulary(side) for side in SIDES)
         decoding = model_dir.params.decoding
-        searches = {n: decoding.filled(model_dir.fitted, n) for n in about["languages"]}
-        return about | {
+        searches = {name: decoding.filled(model_dir.fitted, name) for name in languages}
+        return {
+            "languages": languages,
+            "source_languages": sources,
+            "pairs": pairs,
+            "part_pieces": part_pieces(model_dir.params),
+            "forms": model_dir.forms,
             "tags": {name: read.pieces([model_dir.tags[name]])[0] for name in searches},
             "no_words": written.pieces([PAD, BOS]),
             **{name: getattr(decoding, name) for name in _CARRIED_OUT},

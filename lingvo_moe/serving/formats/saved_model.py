@@ -44,11 +44,10 @@ class ServedModel(tf.Module):
             of the model. They are the numeric ones (`numbers_of`; OWN is the number fitted to the
             target language), and `source_prefix` and `target_prefix` string [] (the latter if the
             model supports it). A value that breaks a rule raises tf.errors.InvalidArgumentError.
-            What `decoding.forbidden` names at export is forbidden in all requests. It also
-            returns `tokens` string [B, N, T], the pieces of each translation, with EOS, then "";
-            `log_probs` float32 [B, N, T], that of each token, then 0; `source` string [B, L], the
-            pieces of each sentence, then ""; and `aligned` int32 [B, N, T], the index in `source`
-            of each token's aligned piece, or -1.
+            It also returns `tokens` string [B, N, T], the pieces of each translation, with EOS,
+            then ""; `log_probs` float32 [B, N, T], that of each token, then 0; `source` string
+            [B, L], the pieces of each sentence, then ""; and `aligned` int32 [B, N, T], the index
+            in `source` of each token's aligned piece, or -1.
         score: a tf.function of `sentences` and `translations` string [B], and the languages. It
             returns `tokens` string [B, T] and `log_probs` float32 [B, T], as above.
         count_pieces, count_target_pieces: tf.functions of `texts` string [B] -> int32 [B], their
@@ -140,7 +139,7 @@ class ServedModel(tf.Module):
         read = self._read_surface(sentences, languages)
         own = self._own_numbers(languages).items()
         params = self._request.params
-        request = self._request.with_numbers(
+        request = self._request.with_inputs(
             {name: number for name, number in own if getattr(params, name) is FROM_DATA}
         )
         return self._results(read, self._decode(beam_search, read, request), sentences, languages)
@@ -168,18 +167,16 @@ class ServedModel(tf.Module):
 
     def _request_of(self, options):
         """The Request of option tensors."""
-        ids = {}
-        if edges := self._request.forbidden:  # of no static number, as the loop's shapes need
-            ids["forbidden"] = tf.raw_ops.PlaceholderWithDefault(input=edges, shape=[None, 3])
+        inputs = dict(options)
         if "target_prefix" in options:
             prefix = self._target.encode(rstrip(options["target_prefix"])[None]).values
-            ids["prefix"] = checked(
+            inputs["prefix"] = checked(
                 prefix,
                 tf.size(prefix) <= self._max_pieces,
                 f"target_prefix has more than {self._max_pieces:,} tokens; give fewer words.",
             )
         cache, spaces = self._task.params.decoding.cache, self._request.spaces
-        return Request.of_tensors(options | ids, cache, spaces)
+        return Request.of_tensors(inputs, cache, spaces)
 
     def _score(self, sentences, translations, **languages):
         most = max(MAX_TOKENS, self._max_pieces)
