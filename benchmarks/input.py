@@ -14,7 +14,7 @@ import numpy as np
 from absl import app, flags
 
 from lingvo_moe.config.params import override
-from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo
 from lingvo_moe.data.pipeline import InputParams, Part, TrainInput
 from lingvo_moe.data.records import write_records
 from lingvo_moe.data.vocabulary import train_vocabulary
@@ -102,10 +102,10 @@ def generate(directory: Path, pairs: int, examples: int) -> None:
     infos = []
     for index, weight in enumerate(weights / weights.sum()):
         name, count = f"x{index}-en", max(1, round(weight * examples))
-        bounds = shard_bounds(count, -(-count // _SHARD))
-        shards = [f"train/{name}-{i:05d}.records" for i in range(len(bounds) - 1)]
-        for shard, begin, end in zip(shards, bounds, bounds[1:], strict=False):
-            write_records(directory / shard, _sentences(rng, end - begin, size))
+        sizes = [min(_SHARD, count - begin) for begin in range(0, count, _SHARD)]
+        shards = {f"train/{name}-{i:05d}.records": n for i, n in enumerate(sizes)}
+        for shard, of_shard in shards.items():
+            write_records(directory / shard, _sentences(rng, of_shard, size))
         infos.append(PairInfo(name, f"x{index}", "en", index, {"train": count}, {"train": shards}))
         print(f"{name}: {count:,}", flush=True)
     hashes = {"source": digest, "target": digest}

@@ -9,7 +9,7 @@ and the process that starts the pipeline need the same file system.
 
 import functools
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lingvo_moe.config.plugins import import_plugins, imported
@@ -24,9 +24,6 @@ except ImportError as error:
     raise ImportError(
         f"A Beam pipeline needs apache-beam ({error}): pip install apache-beam."
     ) from error
-
-# A worker keeps the lists of pieces of this many parts. Each has the dev and test text of its pair.
-_PARTS = 4
 
 
 class _Job(NamedTuple):
@@ -73,24 +70,20 @@ def _stages(job: _Job) -> list[PreparationStage]:
     return stages(pickle.loads(job.work))
 
 
-@functools.lru_cache(_PARTS)
-def _pieces(job: _Job, stage: int, part: int) -> dict[str, Piece]:
-    """Path -> piece, of a part of a stage."""
-    return {str(piece.path): piece for piece in _stages(job)[stage].parts[part]()}
+@functools.lru_cache(1)
+def _pieces(job: _Job, stage: int) -> dict[str, Piece]:
+    """Path -> piece, of a stage."""
+    return {str(piece.path): piece for piece in _stages(job)[stage].pieces()}
 
 
-def _unfinished(before: int, job: _Job, stage: int) -> Iterator[tuple[int, str]]:
-    """The number of its part and the path of each unfinished piece of a stage."""
+def _unfinished(before: int, job: _Job, stage: int) -> list[str]:
+    """The path of each unfinished piece of a stage."""
     del before
-    for number, part in enumerate(_stages(job)[stage].parts):
-        for piece in part():
-            if not piece.path.exists():
-                yield number, str(piece.path)
+    return [path for path, piece in _pieces(job, stage).items() if not piece.path.exists()]
 
 
-def _make(element: tuple[int, str], job: _Job, stage: int) -> str:
+def _make(path: str, job: _Job, stage: int) -> str:
     """Makes a piece; returns its path."""
-    part, path = element
-    piece = _pieces(job, stage, part)[path]
+    piece = _pieces(job, stage)[path]
     take(piece.path, functools.partial(piece.make, lambda count: None), wait=True)
     return path

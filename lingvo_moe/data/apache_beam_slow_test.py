@@ -49,7 +49,7 @@ if __name__ == "__main__":
     plugin, corpus, output, *beam = sys.argv[1:]
     import_plugins([plugin])
     params = PrepareParams(
-        source_vocab_size=340, target_vocab_size=330, shard_size=64, both_directions=True)
+        source_vocab_size=340, target_vocab_size=330, both_directions=True)
     given = {"beam": beam} if beam else {"processes": 1}
     prepare(Path(corpus), Path(output), override(params, ["cleaning=(Odd(),)"]),
             memory_mb=1, **given)

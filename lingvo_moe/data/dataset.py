@@ -1,5 +1,6 @@
 """A prepared dataset on disk: dataset.json, vocabularies, shards of records."""
 
+import bisect
 import dataclasses
 import difflib
 import functools
@@ -18,7 +19,7 @@ from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.system.files import check_file_name, read_json, write_whole
 from lingvo_moe.system.lines import first_of
 
-FORMAT = 3
+FORMAT = 4
 FILE = "dataset.json"
 SPLITS = ("train", "dev", "test")
 SIDES = ("source", "target")
@@ -34,7 +35,8 @@ class PairInfo:
     target: str
     index: int  # its position in the order of the dataset
     examples: dict[str, int]  # split -> number of examples
-    shards: dict[str, list[str]]  # split -> file names below the dataset's directory
+    # split -> file names below the dataset's directory -> numbers of examples
+    shards: dict[str, dict[str, int]]
     # "train" and "dev" -> the table of the lengths of its lines; see data.lengths. It has also the
     # lines that preparation leaves out as too long.
     lengths: dict[str, list[list[int]]] = dataclasses.field(default_factory=dict)
@@ -159,13 +161,13 @@ class Dataset:
 
     def examples(self, split: str, name: str) -> list[Example]:
         """All examples of a pair's split. Raises OSError: a shard is missing or damaged."""
-        shards = self.pair(name).shards.get(split, [])
+        shards = self.pair(name).shards.get(split, {})
         return [example for shard in shards for example in self.records(shard)]
 
     def first_examples(self, split: str, name: str, count: int) -> Iterator[Example]:
         """The first examples of a pair's split, at most `count`, one by one; reads only these.
         Raises OSError: a shard is missing or damaged."""
-        shards = self.pair(name).shards.get(split, [])
+        shards = self.pair(name).shards.get(split, {})
         examples = itertools.chain.from_iterable(map(self.records, shards))
         return itertools.islice(examples, count)
 
@@ -184,9 +186,18 @@ class Dataset:
 
     def example(self, split: str, pair: PairInfo, index: int) -> Example:
         """One example of a split. Raises OSError: as `records`."""
-        total, shards = pair.examples[split], pair.shards[split]
-        shard, number = place_of(index, total, len(shards))
-        return self.records(shards[shard])[number]
+        names, ends = self._places[pair.index, split]
+        shard = bisect.bisect_right(ends, index)
+        return self.records(names[shard])[index - (ends[shard - 1] if shard else 0)]
+
+    @functools.cached_property
+    def _places(self) -> dict[tuple[int, str], tuple[list[str], list[int]]]:
+        """(pair, split) -> its shards, and the number of examples up to the end of each."""
+        return {
+            (pair.index, split): (list(sizes), list(itertools.accumulate(sizes.values())))
+            for pair in self.pairs
+            for split, sizes in pair.shards.items()
+        }
 
     @functools.cached_property
     def _key(self) -> object:
@@ -228,14 +239,3 @@ def _from_json(directory, fields) -> Dataset:
         fields["checks"],
         **{name: fields[name] for name in texts},
     )
-
-
-def place_of(index: int, examples: int, shards: int) -> tuple[int, int]:
-    """The number of the shard that has an example of a split, and the example's index in it."""
-    shard = ((index + 1) * shards - 1) // examples
-    return shard, index - shard * examples // shards
-
-
-def shard_bounds(examples: int, shards: int) -> list[int]:
-    """The start of each shard of a split, and the end; sizes differ by at most one example."""
-    return [i * examples // shards for i in range(shards + 1)] if shards else [0]

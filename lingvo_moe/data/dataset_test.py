@@ -35,7 +35,7 @@ def dataset(tmp_path):
         [_example([4, 9, 8, 2], [7, 2], "die Katze", "the cat"), _example([4, 2], [6, 5, 2])],
     )
     pairs = (
-        PairInfo("de-en", "de", "en", 0, {"train": 0, "test": 2}, {"test": [SHARD]}, LENGTHS),
+        PairInfo("de-en", "de", "en", 0, {"train": 0, "test": 2}, {"test": {SHARD: 2}}, LENGTHS),
         PairInfo("fr-en", "fr", "en", 1, {"train": 0}, {}),
     )
     checks = {"de-en": {"empty": 1}, "fr-en": {"empty": 0}}
@@ -148,7 +148,7 @@ def test_damaged_and_missing_shards(dataset):
 
 def test_all_datasets_together_keep_half_of_the_allowed_files_open(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (8, 8))
-    shards = [f"train/{number}" for number in range(6)]
+    shards = {f"train/{number}": 1 for number in range(6)}
     pair = PairInfo("de-en", "de", "en", 0, {"train": 6}, {"train": shards})
     module._open_files.cache_clear()
     before = len(os.listdir("/proc/self/fd"))

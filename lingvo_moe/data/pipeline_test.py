@@ -1,10 +1,11 @@
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 
 from lingvo_moe.data import virtual_shard
-from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo
 from lingvo_moe.data.mixture import sampling_probabilities
 from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.pipeline import (
@@ -32,11 +33,15 @@ def _make(directory, sizes, *, split="train", shards=1, length=4):
             target = body[:1] * int(rng.integers(1, length + 1))
             examples.append(Example(np.array([4, *body, 2]), np.array([*target, 2])))
         count = min(shards, size)
-        names = [f"{split}/{name}-{s}" for s in range(count)]
-        bounds = shard_bounds(size, count)
-        for shard, start, end in zip(names, bounds, bounds[1:], strict=False):
-            write_records(directory / shard, examples[start:end])
-        pairs.append(PairInfo(name, f"x{index}", "en", index, {split: size}, {split: names}))
+        bounds = [s * size // count for s in range(count + 1)]
+        parts = {
+            f"{split}/{name}-{s}": examples[start:end]
+            for s, (start, end) in enumerate(itertools.pairwise(bounds))
+        }
+        for shard, part in parts.items():
+            write_records(directory / shard, part)
+        sizes = {shard: len(part) for shard, part in parts.items()}
+        pairs.append(PairInfo(name, f"x{index}", "en", index, {split: size}, {split: sizes}))
     return Dataset(directory, tuple(pairs), {"en": 4}, {}, {})
 
 

@@ -17,7 +17,7 @@ from lingvo_moe.config.plugins import source_files
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
 from lingvo_moe.data.language_codes import are_near, code_warnings
-from lingvo_moe.data.prepare_pair import STAGES, Work, digest_of, each_pair, extended_dataset
+from lingvo_moe.data.prepare_pair import STAGES, Work, digest_of
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.stages import (
     VOCABULARIES,
@@ -186,11 +186,11 @@ def _job(corpus: Path, work: Work) -> dict[str, str]:
     if params.extend:
         vocabularies = (Vocabulary.load(Path(params.extend) / f"{side}.model") for side in SIDES)
         used["--extend"] = " and ".join(vocabulary.sha256 for vocabulary in vocabularies)
-        if dataset := extended_dataset(params):
-            used["--extend, its dev and test"] = dataset.sha256
+        if work.extended:
+            used["--extend, its dev and test"] = work.extended.sha256
     for path in source_files():  # of the user's own rules of cleaning
         used[f"--import {path}"] = digest_of(path)
-    return {"maker": MAKER, "format": "3", "corpus": digest.hexdigest(), **used, **given}
+    return {"maker": MAKER, "format": "4", "corpus": digest.hexdigest(), **used, **given}
 
 
 def _remove(directory):
@@ -206,7 +206,7 @@ def _run(work: Work, processes: int, report: Callable[[str], None]) -> None:
     with helpers(work, min(processes - 1, size // _BYTES_A_HELPER)):
         for stage in stages(work):
             if stage.name == VOCABULARIES:
-                count = sum(sum(pair.kept_counts) for pair in each_pair(work))
+                count = sum(sum(pair.kept_counts) for pair in work.each_pair())
                 report(f"training vocabularies on {count} sentence pairs")
             total = sum(piece.lines for piece in stage.pieces()) or None
             run_stage(stage, Progress(_named(stage.name, report), total))
@@ -217,11 +217,11 @@ def _named(name, report):
 
 
 def _check_examples(work):
-    pairs = list(each_pair(work))
+    pairs = list(work.each_pair())
     given = any("train" in pair.pair.files for pair in pairs)
     if given and not any(sum(pair.kept_counts) for pair in pairs):
         raise ValueError(nothing_kept(work))
-    if given and not any(sum(pair.counts.get("train", ())) for pair in pairs):
+    if given and not any(pair.shards().get("train") for pair in pairs):
         raise ValueError(
             f"All training examples are longer than max_length={work.params.max_length}; raise it."
         )
@@ -235,13 +235,14 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
     checks = {}
     in_train = _held_targets_in_train(work)
     shards: dict[str, Path] = {}
-    for pair in each_pair(work):
+    for pair in work.each_pair():
         name = pair.pair.name
-        examples = {split: sum(counts) for split, counts in pair.counts.items()}
-        names = {}
-        for split, found in pair.shard_paths().items():
-            placed = {f"{split}/{path.name}": path for path in found}
-            names[split] = list(placed)
+        examples, names = {}, {}
+        for split, found in pair.shards().items():
+            end = f"of-{len(found):05d}.records"
+            placed = {f"{split}/{name}-{i:05d}-{end}": path for i, path in enumerate(found)}
+            examples[split] = sum(found.values())
+            names[split] = dict(zip(placed, found.values(), strict=True))
             shards |= placed
         languages = pair.pair.source, pair.pair.target
         sizes = pair.lengths(), pair.length_ratio()
@@ -254,7 +255,7 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
             f"vocabulary replaces some of their characters."
         )
     if repeated := sum(counts["targets_in_train"] for counts in checks.values()):
-        total = sum(len(pair.held_target_hashes()) for pair in each_pair(work))
+        total = sum(len(pair.held_target_hashes()) for pair in work.each_pair())
         report(
             f"warning: targets of dev and test that are also in train: {repeated} of {total}, so "
             f"scores may be too high. --set=held_out_targets=True leaves such lines out of train."
@@ -285,7 +286,7 @@ def _forms(work: Work) -> dict[str, str]:
     found: dict[str, str | None] = {}
     for split in ("dev", "train"):
         texts: dict[str, list[str]] = collections.defaultdict(list)
-        for pair in each_pair(work):
+        for pair in work.each_pair():
             if pair.pair.target not in found and split in pair.pair.files:
                 texts[pair.pair.target] += [line.target for line in pair.sample(split)]
         found |= {language: form_of(lines) for language, lines in texts.items()}
@@ -295,7 +296,7 @@ def _forms(work: Work) -> dict[str, str]:
 def _held_targets_in_train(work: Work) -> dict[str, np.ndarray]:
     """Target language -> the hashes of targets of dev and test that are in train of any pair."""
     found: dict[str, list[np.ndarray]] = collections.defaultdict(list)
-    for pair in each_pair(work):
+    for pair in work.each_pair():
         found[pair.pair.target].append(pair.held_targets_in_train())
     return {language: np.unique(np.concatenate(parts)) for language, parts in found.items()}
 

@@ -1,4 +1,4 @@
-"""The pieces of one pair: its text, checks, repeated lines, ids and shards; see `data.stages`."""
+"""The pieces of one pair: its text, checks, repeated lines and examples; see `data.stages`."""
 
 import collections
 import dataclasses
@@ -15,8 +15,8 @@ import numpy as np
 
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
-from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example, shard_bounds
-from lingvo_moe.data.language_tags import LanguageTags, OnBothSides, OnSource
+from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example
+from lingvo_moe.data.language_tags import OnBothSides, OnSource
 from lingvo_moe.data.lengths import add_tables, count_ratios, length_ratio, tabulate
 from lingvo_moe.data.normalization import normalize
 from lingvo_moe.data.prepare_params import PrepareParams
@@ -25,7 +25,7 @@ from lingvo_moe.data.vocabulary import SPACE, UNK, Vocabulary
 from lingvo_moe.system import npz
 from lingvo_moe.system.files import new_file, write_whole
 
-_BLOCK_LINES, _BLOCK_CHARACTERS = 20_000, 8_000_000
+_BLOCK_LINES, _BLOCK_CHARACTERS = 50_000, 8_000_000
 
 
 def split_into_blocks(lines: Iterable[SentencePair]) -> Iterator[list[SentencePair]]:
@@ -42,20 +42,14 @@ def split_into_blocks(lines: Iterable[SentencePair]) -> Iterator[list[SentencePa
         yield block
 
 
-class Block(NamedTuple):
-    """A block of texts on disk."""
-
-    lines: int  # number of texts
-    read: Callable[[], list[str]]  # reads the texts
-
-
 class Texts(Sequence):
     """Texts on disk as a sequence; one block at a time is in memory."""
 
-    def __init__(self, blocks: Iterable[Block]):
-        self._blocks = [block for block in blocks if block.lines]
-        self._ends = np.cumsum([block.lines for block in self._blocks], dtype=np.int64)
-        self._loaded: tuple[int, list[str]] = -1, []
+    def __init__(self, blocks: Iterable[tuple[int, Callable[[], list[str]]]]):
+        """Blocks are numbers of texts, each with a function that reads them."""
+        self._blocks = [block for block in blocks if block[0]]
+        self._ends = np.cumsum([count for count, _ in self._blocks], dtype=np.int64)
+        self._block = functools.lru_cache(1)(lambda number: self._blocks[number][1]())
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if self._blocks else 0
@@ -65,55 +59,16 @@ class Texts(Sequence):
         return self._block(number)[index - self._ends[number]]
 
     def __iter__(self) -> Iterator[str]:
-        return (text for number in range(len(self._blocks)) for text in self._block(number))
-
-    def _block(self, number: int) -> list[str]:
-        if self._loaded[0] != number:
-            self._loaded = number, self._blocks[number].read()
-        return self._loaded[1]
+        return itertools.chain.from_iterable(map(self._block, range(len(self._blocks))))
 
 
-_KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u4")])
-
-
-def hashes(texts: Iterable[bytes]) -> np.ndarray:
+def hashes(texts: Iterable[str]) -> np.ndarray:
     """The 128-bit hash of each text, as S16: 16 bytes."""
-    digests = (hashlib.blake2b(text, digest_size=16).digest() for text in texts)
+    digests = (hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts)
     return np.frombuffer(b"".join(digests), "S16")
 
 
-def sorted_keys(texts: Iterable[bytes], lines: np.ndarray) -> np.ndarray:
-    """The hash and the number of each line of a block, sorted by hash, then by number; `lines` are
-    the numbers, ascending."""
-    numbers = hashes(texts).view("<u8").reshape(-1, 2)
-    keys = np.empty(len(lines), _KEY)
-    keys["high"], keys["low"], keys["line"] = numbers[:, 0], numbers[:, 1], lines
-    return keys[np.lexsort((keys["low"], keys["high"]))]
-
-
-def repeated_lines(
-    blocks: Iterable[np.ndarray], starts: np.ndarray, part: int, parts: int
-) -> np.ndarray:
-    """The numbers of the lines that repeat an earlier line: int64, ascending. Of the `sorted_keys`
-    of each block, which begins at line `starts`, only range `part` of `parts` of the hashes is
-    read."""
-    bounds = np.array([i * 2**64 // parts for i in range(1, parts)], np.uint64)
-    highs, lows, lines = (np.empty(0, kind) for kind in (np.uint64, np.uint64, np.int64))
-    columns: list[tuple[np.ndarray, ...]] = [(highs, lows, lines)]
-    for keys, start in zip(blocks, starts, strict=True):
-        ends = [0, *np.searchsorted(keys["high"], bounds), len(keys)]
-        chosen = keys[ends[part] : ends[part + 1]]
-        # Copies, so that no more than one block is mapped.
-        high_low = np.array(chosen["high"]), np.array(chosen["low"])
-        columns.append((*high_low, chosen["line"] + np.int64(start)))
-    highs, lows, lines = (np.concatenate(column) for column in zip(*columns, strict=True))
-    order = np.lexsort((lows, highs))  # stable: equal keys stay in the order of lines
-    highs, lows, lines = highs[order], lows[order], lines[order]
-    same = (highs[1:] == highs[:-1]) & (lows[1:] == lows[:-1])
-    return np.sort(lines[1:][same])
-
-
-STAGES = ("text", "held_out", "checks", "keys", "repeats", "models", "ids", "shards")  # directories
+STAGES = ("text", "checks", "keys", "repeats", "models", "examples")  # directories
 
 
 class Piece(NamedTuple):
@@ -168,6 +123,26 @@ class Work:
     def model_path(self, side: str) -> Path:
         """The file of a vocabulary; there is none for targets if both sides share one."""
         return self.directory / "models" / f"{side}.model"
+
+    def each_pair(self) -> Iterator["PairWork"]:
+        """The work on each pair, in order."""
+        return (PairWork(self, pair) for pair in self.pairs)
+
+    @functools.cached_property
+    def extended(self) -> Dataset | None:
+        """The dataset that is extended; None if nothing is extended, or a model. Raises ValueError:
+        as `Dataset.load`."""
+        directory = Path(self.params.extend)
+        is_dataset = self.params.extend and (directory / FILE).exists()
+        return Dataset.load(directory) if is_dataset else None
+
+    @functools.cached_property
+    def held_targets(self) -> dict[str, np.ndarray]:
+        """Target language -> the hashes of the targets of dev and test of all its pairs, sorted."""
+        found = collections.defaultdict(list)
+        for pair in self.each_pair():
+            found[pair.pair.target].append(pair.held_target_hashes())
+        return {language: np.unique(np.concatenate(parts)) for language, parts in found.items()}
 
     @functools.cached_property
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
@@ -271,14 +246,14 @@ class PairWork:
             kept = np.flatnonzero(verdicts == KEPT)
             lines = [lines[i] for i in kept]
             keys = [(self.work.key(s, 0), self.work.key(t, 1)) for s, t in lines]
-            both = (f"{source}\n{target}".encode() for source, target in keys)
-            _save(self._path("keys", "train", number), sorted_keys(both, kept))
-            held = np.isin(hashes(source.encode() for source, _ in keys), self._held_sources)
+            _save(self._path("keys", "train", number), hashes(map("\n".join, keys)))
+            held = np.isin(hashes(source for source, _ in keys), self._held_sources)
             if len(self._held_turned):
                 turned = self._pair_hashes(line[::-1] for line in lines)
                 held |= np.isin(turned, self._held_turned)
             if self.work.params.held_out_targets:
-                held |= np.isin(hashes(key.encode() for _, key in keys), self._held_targets)
+                held_targets = self.work.held_targets[self.pair.target]
+                held |= np.isin(hashes(target for _, target in keys), held_targets)
             verdicts[kept[held]] = HELD_OUT
         write_whole(self._path("checks", split, number), verdicts.tobytes())
 
@@ -286,7 +261,7 @@ class PairWork:
     def _held_sources(self) -> np.ndarray:
         """The hashes of the sources of dev and test."""
         lines = itertools.chain(self._held_out(), self._held_out_in_extended())
-        return np.unique(hashes(self.work.key(line.source, 0).encode() for line in lines))
+        return np.unique(hashes(self.work.key(line.source, 0) for line in lines))
 
     @functools.cached_property
     def _held_turned(self) -> np.ndarray:
@@ -294,7 +269,7 @@ class PairWork:
         turned, files = PairWork(self.work, self.pair.reverse()), self.pair.files
         own = (
             other._filled(split)
-            for other in each_pair(self.work)
+            for other in self.work.each_pair()
             for split in SPLITS[1:]
             # In the same files each source is a held-out source.
             if other.pair.name == turned.pair.name
@@ -306,12 +281,7 @@ class PairWork:
     def _pair_hashes(self, lines: Iterable[Sequence[str]]) -> np.ndarray:
         """The hashes of sentence pairs; both texts are read as by both vocabularies."""
         keys = ((self.work.key(text, 0, 1) for text in line) for line in lines)
-        return hashes("\n".join(line).encode() for line in keys)
-
-    @functools.cached_property
-    def _held_targets(self) -> np.ndarray:
-        """The hashes of the targets of dev and test, of all pairs with this target language."""
-        return np.load(held_targets_path(self.work, self.pair.target))
+        return hashes(map("\n".join, keys))
 
     def held_target_hashes(self) -> np.ndarray:
         """The hashes of the targets of dev and test, also of those of the extended dataset."""
@@ -320,7 +290,7 @@ class PairWork:
         return np.concatenate([own, np.setdiff1d(others, own)])
 
     def _target_hashes(self, lines: Sequence[SentencePair]) -> np.ndarray:
-        return hashes(self.work.key(line.target, 1).encode() for line in lines)
+        return hashes(self.work.key(line.target, 1) for line in lines)
 
     def _held_out(self) -> Iterator[SentencePair]:
         return itertools.chain.from_iterable(map(self._filled, SPLITS[1:]))
@@ -328,7 +298,7 @@ class PairWork:
     def _held_out_in_extended(self) -> Iterator[SentencePair]:
         """The dev and test lines of this pair in the dataset that is extended, if it is one: models
         are trained on both datasets together, and measured on these lines."""
-        dataset = extended_dataset(self.work.params)
+        dataset = self.work.extended
         if dataset and self.pair.name in {pair.name for pair in dataset.pairs}:
             for split in SPLITS[1:]:
                 for example in dataset.examples(split, self.pair.name):
@@ -358,9 +328,17 @@ class PairWork:
         return [directory / f"{part:05}-of-{count:05}.npy" for part in range(count)]
 
     def _find_repeats(self, part, progress):
-        paths = (self._path("keys", *block) for block in self.blocks("train"))
-        repeated = repeated_lines(map(_map, paths), self._starts, part, len(self._repeats_paths))
-        _save(self._repeats_paths[part], repeated)
+        """Writes the numbers of the lines whose keys are in this range and not new, ascending."""
+        keys, lines = [np.empty(0, "S16")], [np.empty(0, np.int64)]
+        for block, start in zip(self.blocks("train"), self._starts, strict=True):
+            verdicts = np.fromfile(self._path("checks", *block), np.uint8)
+            numbers = np.flatnonzero((verdicts == KEPT) | (verdicts == HELD_OUT)) + start
+            of_block = np.load(self._path("keys", *block))
+            here = of_block.view("<u8")[::2] % np.uint64(len(self._repeats_paths)) == part
+            keys.append(of_block[here])
+            lines.append(numbers[here])
+        _, first = np.unique(np.concatenate(keys), return_index=True)
+        _save(self._repeats_paths[part], np.delete(np.concatenate(lines), first))
 
     @functools.cached_property
     def _starts(self) -> np.ndarray:
@@ -373,7 +351,7 @@ class PairWork:
         if split == "train":
             start = self._starts[number]
             for path in self._repeats_paths:
-                lines = _map(path)  # not kept: a map is an open file
+                lines = np.load(path, mmap_mode="r")  # not kept: a map is an open file
                 first, last = np.searchsorted(lines, (start, start + len(verdicts)))
                 verdicts[lines[first:last] - start] = REPEATED
         return verdicts
@@ -404,88 +382,65 @@ class PairWork:
         lines = [line for block in blocks for line in self.kept(*block)]
         return lines[:: -(-len(lines) // most) or 1]
 
-    def kept_texts(self, side: int) -> Iterator[Block]:
-        """One side of the kept lines of train."""
+    def kept_texts(self, side: int) -> Iterator[tuple[int, Callable[[], list[str]]]]:
+        """One side of the kept lines of train: blocks of a `Texts`."""
 
         def read(number):
             return [line[side] for line in self.kept("train", number)]
 
         for number, count in enumerate(self.kept_counts):
-            yield Block(count, functools.partial(read, number))
+            yield count, functools.partial(read, number)
 
-    # Ids
+    # Examples
 
-    def ids(self) -> Iterator[Piece]:
-        """Pieces: the ids of the kept lines."""
-        return self._pieces("ids", self._tokenise)
+    def examples(self) -> Iterator[Piece]:
+        """Pieces: a shard of the examples of each block."""
+        return self._pieces("examples", self._encode)
 
-    def _tokenise(self, split, number, progress):
-        lines = self.kept(split, number)
-        vocabularies, params = self.work.vocabularies, self.work.params
-        layout = OnBothSides() if params.tags_on_both_sides else OnSource()
+    def _encode(self, split, number, progress):
+        """Writes what is counted of the kept lines of a block, and then their examples."""
+        lines, is_train = self.kept(split, number), split == "train"
+        work, vocabularies = self.work, self.work.vocabularies
+        layout = OnBothSides() if work.params.tags_on_both_sides else OnSource()
         tags = vocabularies[0].tags
         both = tags.get(self.pair.source, UNK), tags[self.pair.target]
-        longest = params.max_length if split == "train" else None
-        arrays = encode_lines(lines, vocabularies, layout, both, longest)
-        fitting = np.flatnonzero(arrays["fits"]) if split == "train" else ()
-        targets = self._target_hashes([lines[i] for i in fitting])
-        arrays["held_targets"] = np.flatnonzero(np.isin(self._held_targets, targets))
-        scored = [] if split == "train" else [line.target for line in lines]
-        arrays["changed"] = np.array(count_changed(vocabularies[1], scored))
-        npz.save(self._path("ids", split, number), compress=False, **arrays)
+        texts = [[line[side] for line in lines] for side in (0, 1)]
+        pieces = [v.encode(of_side) for v, of_side in zip(vocabularies, texts, strict=True)]
+        ids = [layout.example(both, *sides) for sides in zip(*pieces, strict=True)]
+        lengths = np.array([list(map(len, sides)) for sides in ids], np.int32).reshape(-1, 2)
+        fits = (lengths <= work.params.max_length).all(axis=1) | (not is_train)
+        fitting = np.flatnonzero(fits)
+        targets = self._target_hashes([lines[i] for i in fitting] if is_train else [])
+        counts = {
+            "examples": len(fitting),
+            "too_long": len(lines) - len(fitting),
+            "table": tabulate(lengths),
+            "ratios": count_ratios(lengths),
+            "held_targets": np.flatnonzero(np.isin(work.held_targets[self.pair.target], targets)),
+            "changed": count_changed(vocabularies[1], [] if is_train else texts[1]),
+        }
+        path = self._path("examples", split, number)
+        arrays = {name: np.asarray(count) for name, count in counts.items()}
+        npz.save(path.with_suffix(".npz"), compress=False, **arrays)
+        examples = []
+        for i in fitting:
+            source, target = (np.array(side, np.int32) for side in ids[i])
+            examples.append(Example(source, target, *(() if is_train else lines[i])))
+        with new_file(path) as partial:
+            write_records(partial, examples)
 
-    def load_ids(self, split: str, number: int, *names: str) -> list[np.ndarray]:
-        """Arrays that `ids` made of a block: source, target, lengths [examples, 2], …"""
-        with np.load(self._path("ids", split, number)) as arrays:
-            return [arrays[name] for name in names]
-
-    @functools.cached_property
-    def counts(self) -> dict[str, list[int]]:
-        """Split -> the number of examples of each block."""
+    def shards(self) -> dict[str, dict[Path, int]]:
+        """Split -> its shards that have examples, each with their number."""
         return {
-            split: [len(self.load_ids(*block, "lengths")[0]) for block in self.blocks(split)]
+            split: {
+                self._path("examples", *block): int(count)
+                for block, count in zip(
+                    self.blocks(split), self._of_blocks("examples", split), strict=True
+                )
+                if count
+            }
             for split in self.pair.files
         }
-
-    # Shards
-
-    def shards(self) -> Iterator[Piece]:
-        """Pieces: the shards."""
-        for split, paths in self.shard_paths().items():
-            bounds = shard_bounds(sum(self.counts[split]), len(paths))
-            for path, start, end in zip(paths, bounds, bounds[1:], strict=False):
-                make = functools.partial(self._write_shard, path, split, start, end)
-                yield Piece(path, make, end - start)
-
-    def shard_paths(self) -> dict[str, list[Path]]:
-        """Split -> its shards."""
-        directory, found = self.work.directory / "shards", {}
-        for split, counts in self.counts.items():
-            count = -(-sum(counts) // self.work.params.shard_size)
-            names = [f"{self.pair.name}-{i:05d}-of-{count:05d}.records" for i in range(count)]
-            found[split] = [directory / split / name for name in names]
-        return found
-
-    def _write_shard(self, path, split, start, end, progress):
-        with new_file(path) as partial:
-            write_records(partial, self._examples(split, start, end))
-
-    def _examples(self, split: str, start: int, end: int) -> Iterator[Example]:
-        """Examples start to end of a split."""
-        first = 0
-        for number, count in enumerate(self.counts[split]):
-            if first < end and first + count > start:
-                examples = self._block_examples(split, number)
-                yield from itertools.islice(examples, max(0, start - first), end - first)
-            first += count
-
-    def _block_examples(self, split: str, number: int) -> Iterator[Example]:
-        lengths, *ids = self.load_ids(split, number, "lengths", *SIDES)
-        sides = [np.split(side, np.cumsum(n))[:-1] for side, n in zip(ids, lengths.T, strict=True)]
-        if split == "train":
-            return map(Example, *sides)
-        texts = zip(*self.kept(split, number), strict=True)
-        return map(Example, *sides, *texts)
 
     # Counts
 
@@ -505,11 +460,16 @@ class PairWork:
     def held_targets_in_train(self) -> np.ndarray:
         """The hashes of targets of dev and test of any pair that are in this pair's train."""
         numbers = self._of_blocks("held_targets", "train")
-        return self._held_targets[np.unique(np.concatenate([*numbers, np.empty(0, np.int64)]))]
+        held = self.work.held_targets[self.pair.target]
+        return held[np.unique(np.concatenate([*numbers, np.empty(0, np.int64)]))]
 
     def _of_blocks(self, name: str, *splits: str) -> list[np.ndarray]:
-        """An array of `ids` of each block."""
-        return [self.load_ids(*block, name)[0] for block in self.blocks(*splits)]
+        """What is counted of each block; see `_encode`."""
+        found = []
+        for block in self.blocks(*splits):
+            with np.load(self._path("examples", *block).with_suffix(".npz")) as counts:
+                found.append(counts[name])
+        return found
 
     def summary(self, targets_in_train: np.ndarray) -> dict[str, int]:
         """The counts of the checks, by kind, from `held_targets_in_train` of all pairs with this
@@ -519,46 +479,11 @@ class PairWork:
             **self.left_out(),
             "targets_in_train": int(np.sum(in_train)),
             "targets_changed": int(sum(self._of_blocks("changed"))),
-            "too_long": int(sum(np.sum(~fits) for fits in self._of_blocks("fits"))),
+            "too_long": int(sum(self._of_blocks("too_long"))),
         }
 
     def _path(self, stage: str, split: str, number: int) -> Path:
         return self.work.directory / stage / split / self.pair.name / f"{number:06}"
-
-
-def extended_dataset(params: PrepareParams) -> Dataset | None:
-    """The dataset that is extended; None if nothing is extended, or a model. Raises ValueError:
-    as `Dataset.load`."""
-    directory = Path(params.extend)
-    return Dataset.load(directory) if params.extend and (directory / FILE).exists() else None
-
-
-def each_pair(work: Work) -> Iterator[PairWork]:
-    """The work on each pair, in order."""
-    return (PairWork(work, pair) for pair in work.pairs)
-
-
-def held_targets(work: Work) -> Iterator[Piece]:
-    """Pieces: for each target language the hashes of the targets of dev and test, sorted."""
-    by_language: dict[str, list[PairWork]] = collections.defaultdict(list)
-    for pair in each_pair(work):
-        by_language[pair.pair.target].append(pair)
-
-    def save(path, pairs, progress):
-        _save(path, np.unique(np.concatenate([pair.held_target_hashes() for pair in pairs])))
-
-    for language, pairs in by_language.items():
-        path = held_targets_path(work, language)
-        yield Piece(path, functools.partial(save, path, pairs))
-
-
-def held_targets_path(work: Work, language: str) -> Path:
-    """The file of `held_targets` of a language."""
-    return work.directory / "held_out" / f"{language}.npy"
-
-
-def _map(path: Path) -> np.ndarray:
-    return np.load(path, mmap_mode="r")
 
 
 def _save(path: Path, array: np.ndarray) -> None:
@@ -567,44 +492,6 @@ def _save(path: Path, array: np.ndarray) -> None:
     np.save(file, array)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, file.getvalue())
-
-
-def encode_lines(
-    lines: Sequence[SentencePair],
-    vocabularies: Sequence[Vocabulary],
-    layout: LanguageTags,
-    tags: tuple[int, int],
-    longest: int | None,
-) -> dict[str, np.ndarray]:
-    """Encodes the kept lines of a block; examples with a side of over `longest` tokens are left
-    out.
-
-    Returns:
-        source, target: int32, the ids of all examples, one after the other.
-        lengths, table, ratios: int32 [examples, 2]; int64 [cells, 5] and [bins], of all lines (see
-            data.lengths).
-        fits: bool [lines], whether a line is an example.
-    """
-    texts = [[getattr(line, side) for line in lines] for side in SIDES]
-    encoded = [v.encode(side) for v, side in zip(vocabularies, texts, strict=True)]
-    examples = [layout.example(tags, *pieces) for pieces in zip(*encoded, strict=True)]
-    lengths = np.array([list(map(len, e)) for e in examples], np.int32).reshape(-1, 2)
-    fits = np.ones(len(lines), bool)
-    if longest is not None:
-        fits = lengths.max(axis=1, initial=0) <= longest
-    chosen = np.flatnonzero(fits)
-    return {
-        **{
-            side: np.fromiter(
-                itertools.chain.from_iterable(examples[j][i] for j in chosen), np.int32
-            )
-            for i, side in enumerate(SIDES)
-        },
-        "lengths": lengths[fits],
-        "table": tabulate(lengths),
-        "ratios": count_ratios(lengths),
-        "fits": fits,
-    }
 
 
 def count_changed(vocabulary: Vocabulary, texts: Sequence[str]) -> int:

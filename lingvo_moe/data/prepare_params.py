@@ -65,7 +65,6 @@ class PrepareParams(Params):
         tags_on_both_sides: whether each side begins with its language's tag, as models that were
             imported read and write; see data.language_tags. It needs one vocabulary for both sides.
         both_directions: whether to add the reverse of each pair that the corpus does not have.
-        shard_size: largest number of examples in a file of records.
         seed: of sampling for the vocabularies.
 
     Raises ValueError: a value is out of range.
@@ -88,7 +87,6 @@ class PrepareParams(Params):
     max_length: _Length = 256
     tags_on_both_sides: bool = False
     both_directions: bool = False
-    shard_size: PositiveInt = 50_000
     seed: NonNegativeInt = 1
 
     def __post_init__(self):

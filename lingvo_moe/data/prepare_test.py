@@ -5,6 +5,7 @@ import os
 import pytest
 
 from lingvo_moe.config import plugins
+from lingvo_moe.data import prepare_pair
 from lingvo_moe.data.prepare import PrepareParams, format_dataset, prepare, prepare_synthetic
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS
@@ -12,7 +13,7 @@ from lingvo_moe.system import lock
 from lingvo_moe.testing.files import contents
 from lingvo_moe.testing.interrupted import interrupt
 
-PARAMS = PrepareParams(source_vocab_size=320, target_vocab_size=310, shard_size=4)
+PARAMS = PrepareParams(source_vocab_size=320, target_vocab_size=310)
 
 
 def _write_corpus(directory):
@@ -52,7 +53,8 @@ def test_forms_are_those_of_dev_or_else_of_train(tmp_path):
     assert dataset.forms == {"b": "NFD", "c": "NFC"}
 
 
-def test_counts_shards_and_checks(corpus, tmp_path):
+def test_counts_shards_and_checks(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_pair, "_BLOCK_LINES", 4)
     lines = []
     dataset = prepare(corpus, tmp_path / "data", PARAMS, report=lines.append)
     de, eo = dataset.pairs
@@ -67,9 +69,8 @@ def test_counts_shards_and_checks(corpus, tmp_path):
         "targets_changed": 0,
         "too_long": 0,
     }
-    assert (eo.examples, len(eo.shards["train"])) == ({"train": 9}, 3)
-    sizes = [len(list(dataset.records(shard))) for shard in eo.shards["train"]]
-    assert sizes == [3, 3, 3]
+    assert (eo.examples, list(eo.shards["train"].values())) == ({"train": 9}, [4, 4, 1])
+    assert [len(dataset.records(shard)) for shard in eo.shards["train"]] == [4, 4, 1]
     assert lines == [
         "training vocabularies on 12 sentence pairs",
         "de-en: 3 training examples",

@@ -1,12 +1,10 @@
 """The stages of preparation, in pieces on disk, so that memory does not grow with the corpus.
 
     text      the lines of each split, in blocks
-    held_out  for each target language: the hashes of the targets of dev and test
     checks    for each block: the rule that drops each line; in train also the hashes of the lines
     repeats   for each pair and range of hashes: the line numbers of repeated lines
     models    the vocabularies
-    ids       for each block: the kept lines as ids
-    shards    the examples
+    examples  for each block: a shard of the dataset, and what is counted
 
 A stage begins when the one before is finished. The number of ranges of hashes depends on the memory
 of a process; no other piece depends on that or on the number of processes.
@@ -25,15 +23,7 @@ from lingvo_moe.config import child
 from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import extend_vocabulary
-from lingvo_moe.data.prepare_pair import (
-    Block,
-    PairWork,
-    Piece,
-    Texts,
-    Work,
-    each_pair,
-    held_targets,
-)
+from lingvo_moe.data.prepare_pair import PairWork, Piece, Texts, Work
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary
 from lingvo_moe.system.files import write_whole
@@ -46,12 +36,7 @@ class PreparationStage(NamedTuple):
     """A stage."""
 
     name: str  # for progress
-    # each lists some of the pieces; the stages before must be finished
-    parts: Sequence[Callable[[], Iterable[Piece]]]
-
-    def pieces(self) -> Iterator[Piece]:
-        """All pieces."""
-        return itertools.chain.from_iterable(part() for part in self.parts)
+    pieces: Callable[[], Iterable[Piece]]  # lists its pieces; the stages before must be finished
 
 
 def run_stage(stage: PreparationStage, progress: Callable[[int], None]) -> None:
@@ -68,17 +53,14 @@ def stages(work: Work) -> list[PreparationStage]:
     """The stages in order. `repeats` needs only its own pair, but waits for all checks."""
 
     def each(pieces: Callable[[PairWork], Iterable[Piece]]):
-        """One part for each pair."""
-        return [lambda pair=pair: pieces(PairWork(work, pair)) for pair in work.pairs]
+        return lambda: itertools.chain.from_iterable(map(pieces, work.each_pair()))
 
     return [
-        PreparationStage("reading", [lambda: _texts(work)]),
-        PreparationStage("reading held-out text", [lambda: held_targets(work)]),
+        PreparationStage("reading", lambda: _texts(work)),
         PreparationStage("cleaning", each(PairWork.checks)),
         PreparationStage("finding repeated lines", each(PairWork.repeats)),
-        PreparationStage(VOCABULARIES, [lambda: _models(work)]),
-        PreparationStage("tokenising", each(PairWork.ids)),
-        PreparationStage("writing shards", each(PairWork.shards)),
+        PreparationStage(VOCABULARIES, lambda: _models(work)),
+        PreparationStage("tokenising", each(PairWork.examples)),
     ]
 
 
@@ -86,7 +68,7 @@ def _texts(work: Work) -> list[Piece]:
     """The largest files first, because each is one piece."""
     files = {
         pair.text_path(split): (pair, split)
-        for pair in each_pair(work)
+        for pair in work.each_pair()
         for split in pair.pair.files
     }
 
@@ -167,9 +149,9 @@ def vocabulary_size(lines: int) -> int:
 
 def _kept_texts(work: Work, sides: Sequence[str]) -> dict[str, Texts]:
     """Language -> the kept train texts of these sides."""
-    blocks: dict[str, list[Block]] = collections.defaultdict(list)
+    blocks: dict[str, list] = collections.defaultdict(list)
     for side in sides:
-        for pair in each_pair(work):
+        for pair in work.each_pair():
             blocks[getattr(pair.pair, side)] += pair.kept_texts(SIDES.index(side))
     return {language: Texts(parts) for language, parts in blocks.items()}
 
@@ -177,7 +159,7 @@ def _kept_texts(work: Work, sides: Sequence[str]) -> dict[str, Texts]:
 def nothing_kept(work: Work) -> str:
     """The message of an error: no line of train is left."""
     reasons: collections.Counter[str] = collections.Counter()
-    for pair in each_pair(work):
+    for pair in work.each_pair():
         reasons.update(pair.left_out("train"))
     if not reasons.total():
         return "There are no train lines. Give text for training."

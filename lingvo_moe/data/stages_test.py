@@ -99,7 +99,7 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
     for name, splits in corpora.items():
         _write(tmp_path / "corpus", name, splits)
     changed = {"both_directions": both, "held_out_targets": held_out_targets}
-    params = PrepareParams(**SIZES, shard_size=4, **changed)
+    params = PrepareParams(**SIZES, **changed)
     dataset = prepare(tmp_path / "corpus", tmp_path / "data", params, processes=1, memory_mb=1)
     if both:
         for name, splits in list(corpora.items()):
@@ -175,7 +175,7 @@ from lingvo_moe.data import prepare_pair, prepare
 prepare_pair._BLOCK_LINES = 50
 prepare._BYTES_A_HELPER = 1
 prepare.prepare(Path(sys.argv[1]), Path(sys.argv[2]), prepare.PrepareParams(
-    source_vocab_size=330, target_vocab_size=320, shard_size=64), processes=int(sys.argv[3]))
+    source_vocab_size=330, target_vocab_size=320), processes=int(sys.argv[3]))
 """
 
 
@@ -209,7 +209,7 @@ def test_killed_at_any_moment_it_goes_on_and_gives_the_same_bytes(tmp_path, monk
     for seed, name in enumerate(("de-en", "fi-en")):
         _write(corpus, name, _random_splits(seed, 500))
     monkeypatch.setattr(prepare_pair, "_BLOCK_LINES", 50)
-    params = PrepareParams(**SIZES, shard_size=64)
+    params = PrepareParams(**SIZES)
     prepare(corpus, tmp_path / "whole", params, processes=1)
     pieces, killed = tmp_path / "data.parts", 0
     for _ in range(3):
