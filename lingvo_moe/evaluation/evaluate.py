@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines, write_hypotheses
-from lingvo_moe.evaluation.metrics.base import Metric, score_of, signature_of
+from lingvo_moe.evaluation.metrics.base import Metric
 from lingvo_moe.evaluation.plot import draw_plot
 from lingvo_moe.evaluation.report import Report, format_model, page_parts, save_report
 from lingvo_moe.evaluation.report_columns import measured
@@ -25,7 +25,8 @@ from lingvo_moe.evaluation.scores import (
     PairScore,
     score_pair,
 )
-from lingvo_moe.reporting.page import write_page
+from lingvo_moe.reporting.page import document
+from lingvo_moe.system.files import write_whole
 
 
 def write_report(
@@ -59,8 +60,7 @@ def write_report(
         made_from: name -> text, shown on the page: date, command, data, params.
         bootstrap_samples: resamples of a test set for a p-value.
 
-    Raises ValueError: if the baselines are of other references, or in the directory to be written;
-    if a metric cannot be computed.
+    Raises ValueError: if the baselines are of other references, or in the directory to be written.
     """
     pairs = [output.pair for output in outputs]
     chosen = chosen_tokenizers or tokenizers.choose(pairs)
@@ -70,7 +70,7 @@ def write_report(
     def score(output: PairOutput) -> PairScore:
         theirs, tokenizer = hypotheses[output.pair], chosen[output.pair]
         found = score_pair(output, theirs, tokenizer=tokenizer, bootstrap_samples=bootstrap_samples)
-        of_metrics = {metric.column: score_of(metric, output) for metric in metrics}
+        of_metrics = {metric.column: float(metric.score(output)) for metric in metrics}
         return dataclasses.replace(found, measures=measured(output, tokenizer) | of_metrics)
 
     hypotheses = {pair: baselines.hypotheses(pair) if baselines else None for pair in pairs}
@@ -81,13 +81,14 @@ def write_report(
         pairs=[score(output) for output in outputs],
         baseline_model=baselines.model if baselines else None,
         pivot=pivot,
-        metrics={metric.column: signature_of(metric) for metric in metrics},
+        metrics={metric.column: metric.signature() for metric in metrics},
     )
     directory.mkdir(parents=True, exist_ok=True)
     for output in outputs:
         write_hypotheses(directory, split, output)
     plot = draw_plot(report)
     parts = page_parts(report, outputs, hypotheses, plot, made_from)
-    write_page(directory, format_model(report), parts, {"delta_bleu": plot})
+    write_whole(directory / "delta_bleu.png", plot)
+    write_whole(directory / "index.html", document(format_model(report), parts))
     save_report(report, directory)
     return report

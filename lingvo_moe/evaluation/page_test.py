@@ -6,7 +6,7 @@ import pytest
 
 from lingvo_moe.evaluation.report import format_model, page_parts
 from lingvo_moe.evaluation.scores import PairOutput
-from lingvo_moe.reporting.page import write_page
+from lingvo_moe.reporting.page import document
 from lingvo_moe.testing.pages import parse_page
 from lingvo_moe.testing.reports import make_report, make_score
 
@@ -14,7 +14,7 @@ PNG = b"\x89PNG\r\n\x1a\nnot much of a picture"
 
 
 @pytest.fixture
-def page(tmp_path):
+def page():
     report = make_report(
         make_score("a-en", 9000, 40.0, 41.0, 0.4),
         make_score("b-en", 700, 32.0, 32.0, 1.0),
@@ -35,8 +35,7 @@ def page(tmp_path):
     parts_of_page = page_parts(
         report, outputs, {"a-en": ["theirs <i>"] * 4}, PNG, {"Command": "run <it>"}
     )
-    write_page(tmp_path, format_model(report), parts_of_page, {})
-    return (tmp_path / "index.html").read_text("utf-8")
+    return document(format_model(report), parts_of_page)
 
 
 def test_is_well_formed_and_needs_no_other_file(page):

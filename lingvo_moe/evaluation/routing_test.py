@@ -1,7 +1,5 @@
 """Tests of the record: what is written is read, and damage is one clear line."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -47,18 +45,7 @@ def test_no_file(tmp_path):
         RoutingRecord.load(tmp_path / "routing.npz")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"layers": np.array(["a", "b"])},
-        {"pairs": np.array(["de-en"])},
-        {"num_experts": np.array([3])},
-        {"pair_load": np.ones((1, 2))},
-        {"pair_load": np.full((1, 2, 2), np.nan)},
-    ],
-)
-def test_a_file_of_something_else(tmp_path, changes):
-    fields = dataclasses.asdict(make_record())
-    np.savez(tmp_path / "bad.npz", **(fields | changes))
+def test_a_file_of_something_else(tmp_path):
+    np.savez(tmp_path / "bad.npz", layers=np.array(["a"]))
     with pytest.raises(ValueError, match="bad"):
         RoutingRecord.load(tmp_path / "bad.npz")

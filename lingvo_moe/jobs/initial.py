@@ -24,7 +24,7 @@ from lingvo_moe.nn.layer import WeightSpec, layer_names
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.param_changes import function_changes
-from lingvo_moe.training.lazy import Copies, Drawn, Rows, Slice, Stacked
+from lingvo_moe.training.lazy import copies, drawn, from_rows, layer_of, stack
 from lingvo_moe.training.process import Process
 from lingvo_moe.training.replicas import experts_once
 
@@ -121,7 +121,7 @@ class _Origins:
         check_found(self._init.redraw, names, "init.redraw")
         once = experts_once(tensors)
         stored = {n.removeprefix(_THETA): t for n, t in once.items() if n.startswith(_THETA)}
-        self._theirs = dict(x for layers in _by_layer(stored, Slice).values() for x in layers)
+        self._theirs = dict(x for layers in _by_layer(stored, layer_of).values() for x in layers)
         self.found: dict[str, tuple[WeightSpec, _Origin | None]] = {
             path: (spec, self._origin(path, spec))
             for layers in self._layers.values()
@@ -139,9 +139,9 @@ class _Origins:
         for path, layers in self._layers.items():
             origins = [self.found[name][1] for name, _ in layers]
             if any(origins):
-                drawn = Drawn(path, self._specs[path], self._seed)
-                parts = [o.tensor if o else Slice(drawn, y) for y, o in enumerate(origins)]
-                state[_THETA + path] = parts[0] if layers[0][0] == path else Stacked(parts)
+                new = drawn(path, self._specs[path], self._seed)
+                parts = [o.tensor if o else layer_of(new, y) for y, o in enumerate(origins)]
+                state[_THETA + path] = parts[0] if layers[0][0] == path else stack(parts)
         return state
 
     def table(self) -> Table:
@@ -183,7 +183,7 @@ class _Origins:
         parents = parents_of(path, spec.shape[0], stored.shape[0])
         if parents == [(i,) for i in range(stored.shape[0])]:
             return _Origin(KEPT, stored, path)
-        rows = Rows(stored, parents, Drawn(path, spec, self._seed))
+        rows = from_rows(stored, parents, drawn(path, spec, self._seed))
         return _Origin(_describe(parents), rows, path)
 
     def _vocabulary_rows(self, path, rows, old_rows) -> list[tuple[int, ...]]:
@@ -237,7 +237,7 @@ class _Origins:
         if axis < 0 or dense not in self._theirs:
             return None
         stored, count = self._theirs[dense], spec.shape[axis]
-        return _Origin(f"{count} copies of {dense}", Copies(stored, axis, count), dense)
+        return _Origin(f"{count} copies of {dense}", copies(stored, axis, count), dense)
 
 
 def _misfit(path: str, spec: WeightSpec, origin: _Origin) -> str:

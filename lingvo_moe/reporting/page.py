@@ -2,15 +2,8 @@
 
 import base64
 import html
-import json
-import pathlib
 import re
-import types
-from collections.abc import Iterable, Mapping
-
-from lingvo_moe.system.files import write_whole
-
-PAGE_FILE = "index.html"
+from collections.abc import Iterable
 
 # Control characters but for tab and line feed, and halves of UTF-16 pairs.
 _FORBIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -29,32 +22,6 @@ img { max-width: 100%; background: white; border-radius: 4px; }
 code, pre { font-size: .85em; } .mark { opacity: .65; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 """
-
-
-def write_page(
-    directory: str | pathlib.Path,
-    title: str,
-    parts: Iterable[str],
-    pictures: Mapping[str, bytes],
-    numbers: Mapping[str, object] = types.MappingProxyType({}),
-) -> None:
-    """Writes index.html, NAME.png and NAME.json.
-
-    Args:
-        directory: made if missing; files of an earlier page are overwritten.
-        title: of the page.
-        parts: of the page, HTML.
-        pictures: NAME -> PNG.
-        numbers: NAME -> what the JSON file holds.
-    """
-    directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, png in pictures.items():
-        write_whole(directory / f"{name}.png", png)
-    for name, value in numbers.items():
-        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
-        write_whole(directory / f"{name}.json", text + "\n")
-    write_whole(directory / PAGE_FILE, document(title, parts))
 
 
 def document(title: str, parts: Iterable[str]) -> str:

@@ -1,13 +1,9 @@
-"""A table for a terminal, for Markdown, for a page and as JSON; `rounded` is for other JSON."""
+"""A table for a terminal, for Markdown, for a page and as JSON."""
 
 import dataclasses
 import itertools
-import math
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Collection, Sequence
 
 from lingvo_moe.reporting.page import escape
 from lingvo_moe.system.lines import printable
@@ -73,19 +69,6 @@ class Table:
             for i, (cell, space) in enumerate(zip(row, spaces, strict=True))
         )
         return "  ".join(cells).rstrip()
-
-
-def rounded(value: Any) -> Any:
-    """A value for JSON: floats have six digits, NaN is null; also in arrays, rows and mappings."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, float):
-        return None if math.isnan(value) else float(f"{value:.6g}")
-    if isinstance(value, Mapping):
-        return {name: rounded(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(part) for part in value]
-    return value
 
 
 def _width(text: str) -> int:

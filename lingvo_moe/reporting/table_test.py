@@ -1,6 +1,4 @@
-import numpy as np
-
-from lingvo_moe.reporting.table import Table, rounded
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.testing.pages import parse_page
 
 TABLE = Table(("pair", "train", "Δ"), [("de-en", "9,000", "+1.5"), ("日本語", "7", "-0.2")])
@@ -59,8 +57,3 @@ def test_a_table_without_head():
         '<table class="texts"><tr><td dir="auto">source</td>'
         '<td dir="auto">a\ufffdb\ufffd\ufffd</td></tr></table>'
     )
-
-
-def test_rounded_numbers_for_json():
-    value = {"a": np.array([[1 / 3, np.nan]]), "b": (np.int64(1234567), "x", None, True)}
-    assert rounded(value) == {"a": [[0.333333, None]], "b": [1234567, "x", None, True]}

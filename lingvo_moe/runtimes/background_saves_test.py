@@ -7,7 +7,7 @@ import numpy as np
 
 from lingvo_moe.testing.devices import free_address, variables
 from lingvo_moe.testing.forks import Fork, wait_for_all
-from lingvo_moe.training.checkpoint import Best, Checkpointer, Retention
+from lingvo_moe.training.checkpoint import Best, Checkpointer
 from lingvo_moe.training.saver import Saver
 
 SAVES = 5
@@ -51,7 +51,7 @@ def main(directory, address, index, failing):
         one = np.arange(8.0, dtype=np.float32)
         state = jax.make_array_from_callback((8,), split, lambda piece: one[piece])
         step = jax.jit(lambda w: w + 1, donate_argnums=0)
-        checkpoints = Checkpointer(Path(directory), Retention(3), process)
+        checkpoints = Checkpointer(Path(directory), process=process)
         checkpoints.resume()
         with Saver(checkpoints) as saver:
             for number in range(1, SAVES + 1):

@@ -28,7 +28,7 @@ from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING, RESUMING_BY
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
+from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer
 
 _OF_SPEED = ("decoding.batch_tokens", "decoding.cache")  # params that change speed alone
 _PENALTIES = "length_penalties.json"  # step, averaging and beam size -> a part of a Fitted
@@ -273,9 +273,7 @@ class ModelDir:
     @property
     def checkpoints(self) -> Checkpointer:
         """Its checkpoints."""
-        return Checkpointer(
-            self.path / "checkpoints", Retention(self.params.train.keep_checkpoints)
-        )
+        return Checkpointer(self.path / "checkpoints")
 
     @property
     def routing_path(self) -> Path:

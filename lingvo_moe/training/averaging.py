@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.config.fields import Params, PositiveInt
-from lingvo_moe.training.lazy import Lazy
+from lingvo_moe.training.lazy import mean
 from lingvo_moe.training.optimizer import EMA
 
 _THETA, _SLOTS = "theta/", "slots/"
@@ -94,24 +94,10 @@ class Last(Averaging):
                 continue
             held = [tensors[name] for tensors in checkpoints]
             if np.dtype(tensor.dtype).kind != "i":
-                means[name] = Mean(held)
+                means[name] = mean(held)
             elif any(np.any(np.asarray(one) != np.asarray(tensor)) for one in held):
                 raise ValueError(
                     f"averaging={self} cannot average checkpoints between which experts moved "
                     f"({name}); use averaging=Ema() or Raw()."
                 )
         return {**newest, **means}
-
-
-class Mean(Lazy):
-    """The mean of tensors of one shape. A part of it is computed when it is read."""
-
-    def __init__(self, tensors: Sequence[Any]):
-        self._tensors = tensors
-        self.shape = tuple(tensors[0].shape)
-        self.dtype = np.dtype(tensors[0].dtype)
-
-    def read(self, index):
-        return sum(np.asarray(t[index], np.float32) for t in self._tensors) / np.float32(
-            len(self._tensors)
-        )

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,20 +63,6 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Retention:
-    """A policy: which checkpoints are kept, besides the best ones and the one saved last."""
-
-    newest: int = 3  # number of newest ones
-    # checkpoints of multiples of this step are kept forever; None for none
-    steps: int | None = None
-
-    def __call__(self, steps: Sequence[int]) -> set[int]:
-        """Those to keep of the steps of checkpoints."""
-        every = {step for step in steps if self.steps and step % self.steps == 0}
-        return every.union(sorted(steps)[-self.newest :])
-
-
-@dataclasses.dataclass(frozen=True)
 class Checkpointer:
     """Saves and restores under `directory/step_00001000/`.
 
@@ -87,8 +73,10 @@ class Checkpointer:
     """
 
     directory: Path  # of the checkpoints, on a file system that all processes share
-    # which checkpoints to keep; the best and the one just saved are always kept too
-    keep: Retention = Retention()
+    # which checkpoints to keep, besides the best ones and the one just saved: the newest ones, and
+    # those of multiples of a number of steps
+    keep: int = 3
+    keep_every: int | None = None
     process: Process = ALONE  # this process. All processes call `save` and `resume` together.
 
     def save(self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST) -> Path:
@@ -293,7 +281,8 @@ class Checkpointer:
     def _remove_old(self, saved):
         """Removes checkpoints that are not kept."""
         steps = self.steps()
-        kept = self.keep(steps) | {saved}
+        every = {step for step in steps if self.keep_every and step % self.keep_every == 0}
+        kept = {saved, *every, *steps[-self.keep :]}
         for step in list(kept):
             try:
                 best = _read_best(self._path(step)).step

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.training import bundle
-from lingvo_moe.training.checkpoint import Best, Checkpointer, Retention
+from lingvo_moe.training.checkpoint import Best, Checkpointer
 
 NAMES = ("theta/w", "theta/v")
 # Which step was the best when each step was saved, its own among them.
@@ -73,7 +73,7 @@ def test_a_crash_anywhere_loses_neither_the_newest_nor_the_best(tmp_path, monkey
     monkeypatch.setattr(bundle, "_WRITE_BYTES", 12)  # each tensor is written by itself
     seen = set()
     for operations in range(200):
-        checkpoints, done = Checkpointer(tmp_path / str(operations), keep=Retention(1)), [0]
+        checkpoints, done = Checkpointer(tmp_path / str(operations), keep=1), [0]
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             Crash(patch, operations)
             _run(checkpoints, done)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.training.checkpoint import Best, Checkpointer, Retention, check_tensors
+from lingvo_moe.training.checkpoint import Best, Checkpointer, check_tensors
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 TENSORS = {"theta/w": np.arange(6, dtype=np.float32).reshape(2, 3), "step": np.int64(7)}
@@ -23,7 +23,7 @@ def test_what_is_read_is_what_was_saved(tmp_path):
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
-    checkpoints = Checkpointer(tmp_path, keep=Retention(2))
+    checkpoints = Checkpointer(tmp_path, keep=2)
     for step in (1, 2, 3, 4):
         checkpoints.save(step, TENSORS, Best(1))
     assert checkpoints.steps() == [1, 3, 4]
@@ -37,7 +37,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 
 
 def test_checkpoints_that_are_kept_for_ever(tmp_path):
-    checkpoints = Checkpointer(tmp_path, Retention(1, steps=3))
+    checkpoints = Checkpointer(tmp_path, 1, 3)
     for step in range(1, 9):
         checkpoints.save(step, TENSORS, Best(1))
     assert checkpoints.steps() == [1, 3, 6, 8]
@@ -109,7 +109,7 @@ def _damage(path):
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_after_a_damaged_newest_as_many_good_ones_are_kept(tmp_path, caplog, keep):
-    checkpoints = Checkpointer(tmp_path, Retention(keep))
+    checkpoints = Checkpointer(tmp_path, keep)
     for step in (10, 20, 60):
         checkpoints.save(step, TENSORS, Best(10))
     _damage(tmp_path / "step_00000060")
@@ -125,7 +125,7 @@ def test_after_a_damaged_newest_as_many_good_ones_are_kept(tmp_path, caplog, kee
 
 def test_names_that_are_no_checkpoints(tmp_path):
     """They are ignored and unchanged."""
-    checkpoints = Checkpointer(tmp_path, keep=Retention(1))
+    checkpoints = Checkpointer(tmp_path, keep=1)
     for name in ("step_00000200.bak", "step_abc", "step_", "step_9", "step_x.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "info.json").write_text("mine")
@@ -170,7 +170,7 @@ def test_a_damaged_info_file(tmp_path, caplog, content):
 
 def test_a_reader_of_the_best_follows_a_running_training(tmp_path):
     """Between opening and reading the best, training finds a better one and removes it."""
-    checkpoints = Checkpointer(tmp_path, keep=Retention(1))
+    checkpoints = Checkpointer(tmp_path, keep=1)
     checkpoints.save(1, {"theta/w": np.zeros(3)}, Best(1))
     seen = []
 

@@ -4,9 +4,8 @@ A stored tensor has a shape and is sliced by tuples of slices: training.bundle.S
 array.
 """
 
-import abc
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,23 +16,21 @@ from lingvo_moe.nn.nested_map import NestedMap
 Index = tuple[slice, ...]
 
 
-class Lazy(abc.ABC):
+class Lazy:
     """A tensor that is computed when it is sliced.
 
     Attributes:
         shape: of the whole tensor.
     """
 
-    shape: tuple[int, ...]
-
-    @abc.abstractmethod
-    def read(self, index: Index) -> np.ndarray:
-        """The part selected by one slice of step 1 for each dimension."""
+    def __init__(self, shape: Sequence[int], read: Callable[[Index], np.ndarray]):
+        """read: gives the part selected by one slice of step 1 for each dimension."""
+        self.shape, self._read = tuple(shape), read
 
     def __getitem__(self, index: slice | Index) -> np.ndarray:
         """The part selected by slices of step 1; missing dimensions are complete."""
         index = index if isinstance(index, tuple) else (index,)
-        return self.read((*index, *[slice(None)] * (len(self.shape) - len(index))))
+        return self._read((*index, *[slice(None)] * (len(self.shape) - len(index))))
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         """The whole tensor; each call computes it again."""
@@ -42,95 +39,83 @@ class Lazy(abc.ABC):
         return array if dtype is None else array.astype(dtype)
 
 
-class Permuted(Lazy):
+def permuted(stored: Any, source: np.ndarray) -> Lazy:
     """Rows in another order: row i is the stored row source[i]. Rows are read one by one."""
 
-    def __init__(self, stored: Any, source: np.ndarray):
-        self._stored, self._source = stored, source
-        self.shape = (len(source), *stored.shape[1:])
-
-    def read(self, index):
+    def read(index):
         first, *rest = index
-        rows = [self._stored[(slice(r, r + 1), *rest)] for r in self._source[first].tolist()]
+        rows = [stored[(slice(r, r + 1), *rest)] for r in source[first].tolist()]
         return np.concatenate([np.asarray(row) for row in rows])
 
+    return Lazy((len(source), *stored.shape[1:]), read)
 
-class Rows(Lazy):
+
+def from_rows(stored: Any, parents: Sequence[tuple[int, ...]], other: Any) -> Lazy:
     """A table whose row i is the mean of the stored rows parents[i], or without parents row i of
-    another table.
+    another table, which is sliced like a stored one.
 
     Rows with themselves as parents are read separately. All others need the whole stored table.
     """
 
-    def __init__(self, stored: Any, parents: Sequence[tuple[int, ...]], other: Any):
-        """other: the table of rows without parents, sliced like a stored one."""
-        self._stored, self._parents, self._other = stored, parents, other
-        self.shape = (len(parents), *stored.shape[1:])
-
-    def read(self, index):
+    def read(index):
         rows, *rest = index
-        parents = self._parents[rows]
-        start = rows.start or 0
-        if all(of == (i,) for i, of in enumerate(parents, start)):
-            return np.asarray(self._stored[index])
-        table = np.asarray(self._stored[(slice(None), *rest)])
-        result = table[[of[0] if of else 0 for of in parents]]
-        for i, of in enumerate(parents):
+        of_rows = parents[rows]
+        if all(of == (i,) for i, of in enumerate(of_rows, rows.start or 0)):
+            return np.asarray(stored[index])
+        table = np.asarray(stored[(slice(None), *rest)])
+        result = table[[of[0] if of else 0 for of in of_rows]]
+        for i, of in enumerate(of_rows):
             if len(of) > 1:
                 result[i] = table[list(of)].mean(axis=0)
-        if not all(parents):
-            new = [i for i, of in enumerate(parents) if not of]
-            result[new] = np.asarray(self._other[index])[new]
+        if not all(of_rows):
+            new = [i for i, of in enumerate(of_rows) if not of]
+            result[new] = np.asarray(other[index])[new]
         return result
 
+    return Lazy((len(parents), *stored.shape[1:]), read)
 
-class Copies(Lazy):
+
+def copies(stored: Any, axis: int, count: int) -> Lazy:
     """Copies of a stored tensor along a new axis."""
 
-    def __init__(self, stored: Any, axis: int, count: int):
-        self._stored, self._axis, self._count = stored, axis, count
-        self.shape = (*stored.shape[:axis], count, *stored.shape[axis:])
+    def read(index):
+        part = np.asarray(stored[(*index[:axis], *index[axis + 1 :])])
+        return np.stack([part] * len(range(count)[index[axis]]), axis)
 
-    def read(self, index):
-        rest = (*index[: self._axis], *index[self._axis + 1 :])
-        part = np.asarray(self._stored[rest])
-        return np.stack([part] * len(range(self._count)[index[self._axis]]), self._axis)
+    return Lazy((*stored.shape[:axis], count, *stored.shape[axis:]), read)
 
 
-class Slice(Lazy):
+def layer_of(stored: Any, i: int) -> Lazy:
     """stored[i]: one layer of a scan."""
-
-    def __init__(self, stored: Any, i: int):
-        self._stored, self._i = stored, i
-        self.shape = tuple(stored.shape[1:])
-
-    def read(self, index):
-        return np.asarray(self._stored[(slice(self._i, self._i + 1), *index)])[0]
+    return Lazy(stored.shape[1:], lambda index: np.asarray(stored[(slice(i, i + 1), *index)])[0])
 
 
-class Stacked(Lazy):
+def stack(tensors: Sequence[Any]) -> Lazy:
     """Tensors of one shape along a new first axis: the layers of a scan."""
 
-    def __init__(self, tensors: Sequence[Any]):
-        self._tensors = tensors
-        self.shape = (len(tensors), *tensors[0].shape)
-
-    def read(self, index):
+    def read(index):
         first, *rest = index
-        return np.stack([np.asarray(tensor[tuple(rest)]) for tensor in self._tensors[first]])
+        return np.stack([np.asarray(tensor[tuple(rest)]) for tensor in tensors[first]])
+
+    return Lazy((len(tensors), *tensors[0].shape), read)
 
 
-class Drawn(Lazy):
+def mean(tensors: Sequence[Any]) -> Lazy:
+    """The mean of tensors of one shape, in float32."""
+
+    def read(index):
+        total = sum(np.asarray(tensor[index], np.float32) for tensor in tensors)
+        return total / np.float32(len(tensors))
+
+    return Lazy(tensors[0].shape, read)
+
+
+def drawn(path: str, spec: WeightSpec, seed: int) -> Lazy:
     """A weight drawn at random, for parts without another source."""
 
-    def __init__(self, path: str, spec: WeightSpec, seed: int):
-        self._weight, self._seed = NestedMap.unflatten({path: spec}), seed
-        self.shape = spec.shape
-
-    def read(self, index):
-        return self._whole[index]
-
-    @functools.cached_property
-    def _whole(self):
-        ((_, value),) = init_theta(self._weight, self._seed).flatten()
+    @functools.cache
+    def whole():
+        ((_, value),) = init_theta(NestedMap.unflatten({path: spec}), seed).flatten()
         return value.numpy()
+
+    return Lazy(spec.shape, lambda index: whole()[index])

@@ -13,7 +13,7 @@ import numpy as np
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.system.progress import hours
 from lingvo_moe.system.progress import report as print_line
-from lingvo_moe.training.checkpoint import NO_BEST, Best, Checkpoint, Checkpointer, Retention
+from lingvo_moe.training.checkpoint import NO_BEST, Best, Checkpoint, Checkpointer
 from lingvo_moe.training.criteria import Criterion, DevLoss
 from lingvo_moe.training.meter import NO_RECORDER, Meter, Recorder
 from lingvo_moe.training.process import ALONE, Interruption, Process
@@ -129,9 +129,9 @@ class _Loop:
     ):
         self.runtime, self.batches, self.params = runtime, batches, params
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
-        keep = Retention(params.keep_checkpoints, params.keep_every_steps)
-        self.checkpoints = Checkpointer(logdir / "checkpoints", keep, process)
-        self.saver = Saver(self.checkpoints, params.background_saves)
+        keep = params.keep_checkpoints, params.keep_every_steps
+        self.checkpoints = Checkpointer(logdir / "checkpoints", *keep, process)
+        self.saver = Saver(self.checkpoints)
         self.logdir, self.process = logdir, process
         self.recorder, self.interruption = recorder, Interruption(process)
         self.meter = Meter(recorder)

@@ -18,7 +18,7 @@ from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.tables import EXPERTS, PLACEMENT, TableSpec
 from lingvo_moe.sbp.annotations import annotate, num_pieces
 from lingvo_moe.sbp.gshard import manual
-from lingvo_moe.training.lazy import Permuted
+from lingvo_moe.training.lazy import permuted
 
 
 def sum_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
@@ -200,7 +200,7 @@ def relocate_experts(
         source = _first_slots(held, spec.num_experts)[changed[name].ravel()]
         for slots in tensors_to_move(table, weights, memory):
             if slots in tensors:
-                changed[slots] = Permuted(tensors[slots], source)
+                changed[slots] = permuted(tensors[slots], source)
     return {**tensors, **changed} if changed else tensors
 
 
@@ -220,7 +220,7 @@ def experts_once(tensors: Mapping[str, Any], kept: Collection[str] = ()) -> Mapp
         experts = f"{table.removesuffix(PLACEMENT)}{EXPERTS}/"
         for name, tensor in tensors.items():
             if name.partition("/")[2].startswith(experts):
-                changed[name] = Permuted(tensor, source)
+                changed[name] = permuted(tensor, source)
     others = {name: t for name, t in tensors.items() if name.removeprefix("theta/") not in tables}
     return {**others, **changed} if tables else tensors
 

@@ -71,18 +71,10 @@ class Saver:
     when all processes have written it.
     """
 
-    def __init__(self, checkpoints: Checkpointer, background: bool = True):
-        """Starts no thread yet.
-
-        Args:
-            checkpoints: the Checkpointer that writes.
-            background: False to write in the calling thread.
-        """
-        process = checkpoints.process
-        self._checkpoints = dataclasses.replace(
-            checkpoints, process=process.background if background else process
-        )
-        self._background = background
+    def __init__(self, checkpoints: Checkpointer):
+        """Starts no thread yet; `checkpoints` writes."""
+        background = checkpoints.process.background
+        self._checkpoints = dataclasses.replace(checkpoints, process=background)
         self._copies = HostCopies()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -105,9 +97,6 @@ class Saver:
         Raises FloatingPointError, OSError: the last save failed; see Checkpointer.save.
         """
         self.wait()
-        if not self._background:
-            self._checkpoints.save(step, tensors, best)
-            return
         given = step, self._copies.take(tensors), best
         self._thread = threading.Thread(target=self._write, args=given, daemon=True)
         self._thread.start()

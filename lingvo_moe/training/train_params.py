@@ -16,8 +16,6 @@ class TrainParams(Params):
         eval_every: steps between evaluations on dev; each is a checkpoint too.
         checkpoint_every: steps between checkpoints for resuming.
         keep_checkpoints: number of newest checkpoints to keep besides the best.
-        background_saves: whether a thread writes checkpoints while steps continue. It needs host
-            memory for a copy of the part that the process writes.
         keep_every_steps: checkpoints of multiples of this step are kept forever; None for none.
         stall_seconds: a step, its input included, or a save that takes longer shows the stack
             traces of all threads; None for no traces.
@@ -40,7 +38,6 @@ class TrainParams(Params):
     eval_every: PositiveInt | FromData = 1000
     checkpoint_every: PositiveInt | FromData = 1000
     keep_checkpoints: PositiveInt = 3
-    background_saves: bool = True
     keep_every_steps: PositiveInt | None = None
     stall_seconds: PositiveFloat | None = 600.0
     best_by: Criterion = DevLoss()

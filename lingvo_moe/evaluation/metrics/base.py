@@ -1,11 +1,8 @@
 """Metrics are further scores of the report. A new metric is a subclass of Metric in a new file."""
 
 import abc
-import collections
-import contextlib
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from lingvo_moe.config.fields import Params, list_of
 from lingvo_moe.config.params import parse_policy
@@ -50,44 +47,13 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
         one if isinstance(one, Metric) else parse_policy(Metric, one, "--metric")
         for one in list_of(given, "metrics")
     ]
-    counts = collections.Counter(metric.column for metric in metrics)
-    if repeated := [column for column, count in counts.items() if count > 1]:
-        raise ValueError(
-            f"Two metrics have the column {repeated[0]!r}. Give each its own, such as"
-            f" column='{repeated[0]}-2'."
-        )
+    taken = set(TAKEN)
     for metric in metrics:
-        name = metric.column
-        if name in TAKEN or not name.strip() or not name.isprintable():
+        if metric.column in taken:
             raise ValueError(
-                f"column={name!r} cannot be the column of a metric; give another name than "
-                f"{', '.join(TAKEN)}."
+                f"column={metric.column!r} is the column of another score; give the metric one "
+                f"that is none of {', '.join(sorted(taken))}."
             )
-        with _errors_of(f"The metric {metric} cannot be used"):
-            metric.prepare()
+        taken.add(metric.column)
+        metric.prepare()
     return metrics
-
-
-def score_of(metric: Metric, output: PairOutput) -> float:
-    """The score of a metric; raises ValueError, with metric and pair, for any error of it."""
-    with _errors_of(f"{metric.column} of {output.pair} cannot be computed by {metric}"):
-        score = float(metric.score(output))
-        if not math.isfinite(score):  # no report could be read that has it
-            raise ValueError(f"its score is {score}")
-        return score
-
-
-def signature_of(metric: Metric) -> str:
-    """The signature of a metric; raises as `score_of`."""
-    with _errors_of(f"The signature of {metric} cannot be computed"):
-        return metric.signature()
-
-
-@contextlib.contextmanager
-def _errors_of(what: str) -> Iterator[None]:
-    """Errors of other packages and plug-ins become a ValueError."""
-    try:
-        yield
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"{what} ({cause}). Correct it, or leave this --metric out.") from error

@@ -26,8 +26,10 @@ class SpBleu(Metric):
 
     def prepare(self) -> None:
         """See Metric."""
-        if not self._model_bytes or not self._processor.get_piece_size():
-            raise ValueError(f"{self.model!r} has no pieces")
+        try:
+            self._processor.get_piece_size()
+        except RuntimeError as error:
+            raise ValueError(f"{self.model} is no SentencePiece model.") from error
 
     def score(self, output: PairOutput) -> float:
         """See Metric."""
