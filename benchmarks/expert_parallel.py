@@ -34,7 +34,7 @@ from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.hlo import collectives
 from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
-from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.sbp.types import Mesh
 
 DEVICES, TOKENS, EXPERTS, MODEL = 8, 2048, 64, 128
 CONTEXT = Context(np.array([1, 2], np.int32))

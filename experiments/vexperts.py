@@ -39,7 +39,7 @@ from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.lowering import Layout
 from lingvo_moe.runtimes.spmd import Spmd
-from lingvo_moe.sbp.annotations import parse_mesh
+from lingvo_moe.sbp.types import parse_mesh
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.schedules import Constant
 from lingvo_moe.training.step import LossOutput, TrainStep

@@ -54,7 +54,7 @@ def main():
     from lingvo_moe.runtimes.hlo import collectives, count
     from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sbp.annotations import parse_mesh
+    from lingvo_moe.sbp.types import parse_mesh
 
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(

@@ -216,7 +216,7 @@ def test_an_unknown_table():
         runtime.relocate("other", np.zeros((4, 3), np.int32), np.zeros((4, 3), np.int32))
 
 
-MESHES = ("expert:4,data:2", "expert:2")
+MESHES = ("data:2,expert:4", "expert:2")
 
 
 @functools.cache
@@ -253,7 +253,7 @@ def main():
 
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sbp.annotations import parse_mesh
+    from lingvo_moe.sbp.types import parse_mesh
 
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.sbp.types import Mesh
 
 
 @dataclasses.dataclass(frozen=True)

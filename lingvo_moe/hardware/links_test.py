@@ -2,7 +2,7 @@ import pytest
 
 from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.hardware.links import Group, Switched, Torus, block, group
-from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.sbp.types import Mesh
 
 GRID = Torus(dims=2, link=10.0, cores=2)
 NODES = Switched(node=4, local=10.0, remote=1.0)

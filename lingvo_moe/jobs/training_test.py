@@ -19,7 +19,7 @@ from lingvo_moe.jobs.training import summarize, train_model, train_step
 from lingvo_moe.moe import ragged
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.sbp.annotations import parse_mesh
+from lingvo_moe.sbp.types import parse_mesh
 from lingvo_moe.system import lock
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationTask

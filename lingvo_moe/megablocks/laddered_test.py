@@ -149,7 +149,7 @@ def test_bad_ladders(make, message):
 
 
 # Experts cut over devices; and cut at rest alone, gathered when a step begins.
-MESHES = {"expert:4,data:2": ShardingParams(), "data:2": ZeRO()}
+MESHES = {"data:2,expert:4": ShardingParams(), "data:2": ZeRO()}
 
 
 @functools.cache
@@ -183,7 +183,7 @@ def main():
 
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sbp.annotations import parse_mesh
+    from lingvo_moe.sbp.types import parse_mesh
 
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(

@@ -18,8 +18,8 @@ from lingvo_moe.moe.holding import Slots
 from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.planning import flow
 from lingvo_moe.planning.share import BlockCost, Communication, Computation
-from lingvo_moe.planning.weights import FLOAT32, Rules, WeightCosts
-from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.planning.weights import FLOAT32, WeightCosts
+from lingvo_moe.sbp.types import Mesh, Rules, axes_of
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 
@@ -68,7 +68,7 @@ class ModelBlocks:
     ) -> BlockCost:
         """The cost of a group of GROUPS for a device; rules and stored are letter -> axes while
         computing and at rest, late whether gradients stay partial from the first micro-batch to the
-        last. Raises ValueError: as `assignment`."""
+        last. Raises ValueError: as `type_of`."""
         return _Counter(self, mesh, rules, stored, remat, late).share(group)
 
 
@@ -103,7 +103,7 @@ class _Counter:
 
     def cut(self, letters: str) -> int:
         """The number of pieces of a tensor with these dimensions."""
-        return self.mesh.size(tuple({a for letter in letters for a in self.rules.get(letter, ())}))
+        return self.mesh.size(tuple({a for x in letters for a in axes_of(x, self.rules)}))
 
     def tokens(self, length: int) -> float:
         """The number of tokens of a device, in rows of this length."""
@@ -247,11 +247,11 @@ class _Counter:
                 part="gradients",
                 kind="all-reduce",
                 bytes=times * FLOAT32 * experts * matrices * m * h,
-                axes=self.rules.get("E", ()),
+                axes=axes_of("E", self.rules),
                 count=times,
             )
         # To the experts and back, forward and backward, and again if rematerialised.
-        there = flow.exchanges("eGCM", self._held("eGCM"), self._held("EgCM"), self.mesh)
+        there = flow.forward("eGCM->EgCM", self.mesh, self.rules)
         yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times, sent * m)
 
     def _kept_by_hidden(self, kind):
@@ -277,7 +277,7 @@ class _Counter:
         )
         backward = flow.backward("BTM,VM->BTV", self.mesh, self.rules)
         yield from self._transfers("tensor_parallel", backward, 1, n * m, self.item)
-        rows = flow.lookup("VM", "BT", "V", self.mesh, self.rules)
+        rows = flow.forward("BTV,VM->BTM", self.mesh, self.rules)
         both = n + self.tokens(inputs.source_length)
         yield from self._transfers("tensor_parallel", rows, 2, both * m / 2, self.item)
 
@@ -286,9 +286,6 @@ class _Counter:
         return n * self.params.target_vocab_size / self.cut("V")
 
     # ---- other blocks, and functions for all ----
-
-    def _held(self, dims):
-        return flow.held(dims, self.mesh, self.rules)
 
     def _work(self, part, times, flops, traffic):
         return Computation(
@@ -307,12 +304,12 @@ class _Counter:
         yield from self._transfers("tensor_parallel", backward, sums or times, elements, self.item)
 
     def _transfers(self, part, exchanges, times, elements, width=None):
-        for exchange in exchanges:
+        for kind, axes in exchanges:
             yield Communication(
                 part=part,
-                kind=exchange.kind,
+                kind=kind,
                 bytes=times * (width or self.wire) * elements,
-                axes=exchange.axes,
+                axes=axes,
                 count=times * self.blocks.micro_batches,
             )
 

@@ -12,7 +12,7 @@ from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.hardware.links import group
 from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
 from lingvo_moe.planning.share import PARTS, BlockCost, Communication, Computation
-from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.sbp.types import Mesh
 from lingvo_moe.tasks.params import TranslationParams
 
 
@@ -64,7 +64,7 @@ class Costs:
 
 def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs:
     """Counts a training step of a model with its sharding rules; wire_bytes is of an element that
-    is sent between, or kept for, matrix products. Raises ValueError: as `assignment`."""
+    is sent between, or kept for, matrix products. Raises ValueError: as `type_of`."""
     blocks, sharding = ModelBlocks(params, wire_bytes), params.sharding
     rules, stored = sharding.compute_rules(mesh), sharding.storage_rules(mesh)
     remat = params.model.remat or params.model.scan  # a scan rematerialises its layers

@@ -11,7 +11,7 @@ from lingvo_moe.layers.transformer import TransformerParams
 from lingvo_moe.moe.dispatch import Einsum
 from lingvo_moe.moe.layer import MoEParams
 from lingvo_moe.planning.costs import count_costs
-from lingvo_moe.sbp.annotations import Mesh, parse_mesh
+from lingvo_moe.sbp.types import Mesh, parse_mesh
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.devices import run_on

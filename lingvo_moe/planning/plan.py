@@ -9,7 +9,7 @@ from lingvo_moe.planning.costs import count_costs, estimate
 from lingvo_moe.planning.search import Space
 from lingvo_moe.planning.tpu_compile import compile_step
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.sbp.types import Mesh
 from lingvo_moe.tasks.recipe import registered
 
 GB, MIB = 1e9, 2**20

@@ -9,7 +9,7 @@ from lingvo_moe.planning import plan as plan_module
 from lingvo_moe.planning.plan import Mesh, format_plan, make_plan
 from lingvo_moe.planning.tpu_compile import collective_rows, compile_step
 from lingvo_moe.runtimes.hlo import Collective
-from lingvo_moe.sbp.annotations import parse_mesh
+from lingvo_moe.sbp.types import parse_mesh
 
 MOE = "model.moe"
 ROWS = "input.batch_size=96"

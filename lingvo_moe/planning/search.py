@@ -31,9 +31,8 @@ from lingvo_moe.planning.costs import (
     transfer_seconds,
     work_seconds,
 )
-from lingvo_moe.planning.weights import Rules
-from lingvo_moe.sbp.annotations import Mesh, assignment
 from lingvo_moe.sbp.params import DATA_AND_EXPERT, Rule, ShardingParams, ZeRO, on_mesh
+from lingvo_moe.sbp.types import Mesh, Rules, axes_of, piece_shape, type_of
 from lingvo_moe.tasks.params import TranslationParams
 
 AXES = ("data", "expert", "model")
@@ -285,7 +284,7 @@ class Space:
         self, mesh: Mesh, rules: Rules, stored: Rules, groups: Iterable[str] = GROUPS
     ) -> str:
         """Why heads, weights or slots of these groups do not split into equal pieces, or ""."""
-        if self.heads % (pieces := mesh.size(rules.get("N", ()))):
+        if self.heads % (pieces := mesh.size(axes_of("N", rules))):
             return (
                 f"the numbers of heads must be multiples of {pieces}, because the mesh splits them "
                 f"into so many pieces."
@@ -293,8 +292,8 @@ class Space:
         for group in groups:
             for dims, shape in (*self.blocks.weights[group], *self.blocks.slots[group]):
                 try:
-                    axes = assignment(dims, shape, mesh, stored)
-                    mesh.piece_shape(shape, axes, dims, f"a weight of shape {shape}")
+                    sbp = type_of(dims, shape, mesh, stored)
+                    piece_shape(shape, sbp, mesh, dims, f"a weight of shape {shape}")
                 except ValueError as error:
                     return str(error)
         return ""

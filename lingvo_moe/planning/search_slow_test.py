@@ -15,7 +15,7 @@ from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.explain import overrides
 from lingvo_moe.planning.search import ROOM, search_strategies
-from lingvo_moe.sbp.annotations import parse_mesh
+from lingvo_moe.sbp.types import parse_mesh
 from lingvo_moe.testing.training_on_mesh import LENGTH, PARAMS, ROWS, TOLERANCE, local, run
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,8 @@ from lingvo_moe.planning.search import (
     price,
     search_strategies,
 )
-from lingvo_moe.sbp.annotations import assignment
 from lingvo_moe.sbp.params import ShardingParams
+from lingvo_moe.sbp.types import piece_shape, type_of
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.small_models import MOE, SMALL
 
@@ -153,10 +153,8 @@ def runs(params, specs, mesh, sharding):
         return False
     for spec in specs:
         try:
-            axes = assignment(spec.dims, spec.shape, mesh, stored)
+            piece_shape(spec.shape, type_of(spec.dims, spec.shape, mesh, stored), mesh)
         except ValueError:
-            return False
-        if any(n % mesh.size(group) for n, group in zip(spec.shape, axes, strict=True)):
             return False
     return True
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from lingvo_moe.config.plugins import import_plugins, imported
 from lingvo_moe.runtimes.hlo import Collective, collectives
-from lingvo_moe.sbp.annotations import Mesh, parse_mesh
+from lingvo_moe.sbp.types import Mesh, parse_mesh
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # otherwise JAX would look for a TPU

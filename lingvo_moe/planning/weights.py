@@ -3,14 +3,13 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 
 from lingvo_moe.planning.share import Communication
-from lingvo_moe.sbp.annotations import Mesh, assignment
+from lingvo_moe.sbp.types import B, Mesh, NdSbp, Rules, Split, axes_of, axes_with, type_of
 
 FLOAT32 = 4
 
-Rules = Mapping[str, tuple[str, ...]]
 Specs = collections.Counter  # (dims, shape) -> number of weights
 
 
@@ -62,15 +61,16 @@ class WeightCosts:
         The dtype is that of the weight in use, or of the sum over micro-batches. Each of
         `gradients` counts once for every sum over devices in a micro-batch.
         """
-        rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
+        rows = {axis for letter in "BGR" for axis in axes_of(letter, self.rules)}
         summed: dict[tuple[str, ...], float] = collections.defaultdict(float)
         gathered: dict[tuple[str, ...], float] = collections.defaultdict(float)
         for (dims, shape), count in gradients.items():
-            used = _flat(assignment(dims, shape, self.mesh, self.rules))
-            axes = tuple(a for a in self.mesh.axes if a in rows - used)
+            whole = axes_with(B, type_of(dims, shape, self.mesh, self.rules), self.mesh)
+            axes = tuple(axis for axis in whole if axis in rows)
             if self.mesh.size(axes) > 1:
                 item = FLOAT32 if self.late else self._typed(dims)
-                summed[axes] += count * item * math.prod(shape) / self.mesh.size(tuple(used))
+                pieces = self._pieces(dims, shape, self.rules)
+                summed[axes] += count * item * math.prod(shape) / pieces
         for (dims, shape), count in weights.items():
             for axes, size in self._gathers(dims, shape):
                 gathered[axes] += count * size
@@ -90,17 +90,21 @@ class WeightCosts:
         )
 
     def _pieces(self, dims, shape, rules) -> int:
-        return self.mesh.size(tuple(_flat(assignment(dims, shape, self.mesh, rules))))
+        sbp = type_of(dims, shape, self.mesh, rules)
+        return math.prod(n for n, one in zip(self.mesh.shape, sbp, strict=True) if one != B)
 
     def _gathers(self, dims, shape) -> list[tuple[tuple[str, ...], float]]:
         """Axes and bytes of each AllGather from a weight's pieces at rest to those in use, the last
         dimension first.
         """
-        used, at_rest = (assignment(dims, shape, self.mesh, r) for r in (self.rules, self.stored))
-        pieces = self.mesh.size(tuple(_flat(used + at_rest)))
+        used = type_of(dims, shape, self.mesh, self.rules)
+        at_rest = type_of(dims, shape, self.mesh, self.stored)
+        both = list(zip(self.mesh.shape, at_rest, used, strict=True))
+        pieces = math.prod(n for n, *types in both if types != [B, B])
+        gathered = NdSbp(B if before == after else before for _, before, after in both)
         size, found = self.wire * math.prod(shape) / pieces, []
-        for before, after in reversed(list(zip(at_rest, used, strict=True))):
-            axes = tuple(a for a in before if a not in after)
+        for dim in reversed(range(len(dims))):
+            axes = axes_with(Split(dim), gathered, self.mesh)
             if self.mesh.size(axes) > 1:
                 size *= self.mesh.size(axes)
                 found.append((axes, size))
@@ -109,7 +113,3 @@ class WeightCosts:
     def _typed(self, dims) -> int:
         """Bytes of an element of a weight in use; routers' (letter e) stay float32."""
         return FLOAT32 if "e" in dims else self.item
-
-
-def _flat(axes: Iterable[tuple[str, ...]]) -> set[str]:
-    return {axis for group in axes for axis in group}

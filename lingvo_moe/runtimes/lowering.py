@@ -20,8 +20,9 @@ from lingvo_moe.nn.layer import init_theta
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.tables import TableSpec
 from lingvo_moe.runtimes.task import SearchRequest
-from lingvo_moe.sbp.annotations import Mesh, Rules, assignment, axes_of, use_mesh
+from lingvo_moe.sbp.annotations import use_mesh
 from lingvo_moe.sbp.params import ShardingParams
+from lingvo_moe.sbp.types import Mesh, Rules, axes_of, cuts, piece_shape, type_of
 from lingvo_moe.training.step import TrainState, TrainStep
 
 _SENTENCES = {"source_ids", "lengths", "tasks"}
@@ -92,7 +93,7 @@ class Layout:
         """The sharding of each array.
 
         Raises:
-            ValueError: as `assignment`, or a dimension does not divide into equal pieces.
+            ValueError: as `type_of`, or a dimension does not divide into equal pieces.
         """
         mesh = self.jax_mesh
         return {
@@ -106,9 +107,9 @@ class Layout:
         return NamedSharding(self.jax_mesh, PartitionSpec())
 
     def _partition_spec(self, name, spec):
-        axes = assignment(spec.dims, spec.shape, self.mesh, self.storage_rules)
-        self.mesh.piece_shape(spec.shape, axes, spec.dims, repr(name))
-        return PartitionSpec(*(group or None for group in axes))
+        sbp = type_of(spec.dims, spec.shape, self.mesh, self.storage_rules)
+        piece_shape(spec.shape, sbp, self.mesh, spec.dims, repr(name))
+        return PartitionSpec(*(axes or None for axes in cuts(len(spec.shape), sbp, self.mesh)))
 
 
 def lowerable(function: Callable, layout: Layout) -> Callable:

@@ -11,8 +11,9 @@ import tensorflow as tf
 from lingvo_moe.jobs.training import train_step
 from lingvo_moe.nn.layer import Constant, WeightSpec, init_theta
 from lingvo_moe.nn.nested_map import NestedMap
-from lingvo_moe.sbp.annotations import parse_mesh, use_mesh
+from lingvo_moe.sbp.annotations import use_mesh
 from lingvo_moe.sbp.params import ShardingParams, ZeRO
+from lingvo_moe.sbp.types import parse_mesh
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.testing.training_on_mesh import MESH, make_batch, make_task
 from lingvo_moe.training.adafactor import Adafactor

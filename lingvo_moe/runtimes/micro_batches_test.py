@@ -4,6 +4,7 @@ Runs itself where JAX has them; each model takes a minute, so all but one are sl
 """
 
 import json
+import math
 import sys
 
 import numpy as np
@@ -147,7 +148,7 @@ def main(name):
 
     from lingvo_moe.runtimes import lowering
     from lingvo_moe.runtimes.hlo import collectives
-    from lingvo_moe.sbp.annotations import parse_mesh
+    from lingvo_moe.sbp.types import parse_mesh
 
     task, step = make(name)
     layout = lowering.Layout(parse_mesh(MODELS[name][0]), task.params.sharding)
@@ -184,11 +185,10 @@ def main(name):
 
 def _piece(spec, layout):
     """Elements of a device."""
-    from lingvo_moe.sbp.annotations import assignment
+    from lingvo_moe.sbp.types import piece_shape, type_of
 
-    rules, mesh = layout.compute_rules, layout.mesh
-    axes = assignment(spec.dims, spec.shape, mesh, rules)
-    return spec.size / mesh.size(tuple(axis for group in axes for axis in group))
+    sbp = type_of(spec.dims, spec.shape, layout.mesh, layout.compute_rules)
+    return math.prod(piece_shape(spec.shape, sbp, layout.mesh))
 
 
 if __name__ == "__main__":

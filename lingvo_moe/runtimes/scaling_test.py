@@ -1,13 +1,16 @@
 """GShard's Table 4 in compiled programs: costs of an operator a device for more devices.
 
 Runs itself in separate processes with virtual devices. A dimension that grows in the table has N
-elements
-a device, the others N in total.
+elements a device, the others N in total. As a script it prints a table, with Figure 2 at its end:
+
+    python -m lingvo_moe.runtimes.scaling_test > benchmarks/results/partitioned_operators.csv
 """
 
+import csv
 import functools
 import json
 import sys
+import time
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +20,7 @@ from lingvo_moe.testing.devices import run_on
 
 N = 8
 ONE, LINEAR = 0, 1  # O(D^0), O(D^1)
+ONE_FOR_ALL, EACH = "matmul, B", "matmul, B, a program for each device"
 
 
 class Row(NamedTuple):
@@ -108,12 +112,37 @@ def test_table_4(name, few, many):
         assert after["bytes"] / before["bytes"] == pytest.approx(growth**row.bytes, rel=0.02)
 
 
+def test_one_program_for_all_devices_does_not_grow():
+    """Figure 2: with a program for each device, operators grow faster than D."""
+    one, each = ([measured(d)[name]["operators"] for d in (2, 8)] for name in (ONE_FOR_ALL, EACH))
+    assert one[0] == one[1]
+    assert each[1] >= 8 * each[0]
+
+
+def compiled(function, args, results, layout):
+    """The program, with its operators before partitioning, and the seconds to compile it."""
+    from lingvo_moe.runtimes.lowering import partitioned, shapes
+
+    lowered = partitioned(function, args, results, layout).lower(*shapes(args))
+    start = time.perf_counter()
+    program = lowered.compile()
+    seconds = time.perf_counter() - start
+    return program, lowered.as_text().count(" = stablehlo."), seconds
+
+
+def sum_by_device(operands):
+    """A contraction over D devices, written for each: its product, and its sum of all products."""
+    products = [tf.matmul(operands[f"a{i}"], operands[f"b{i}"]) for i in range(len(operands) // 2)]
+    first = [functools.reduce(tf.add, products[i:] + products[:i]) for i in range(len(products))]
+    return {f"{i}": one for i, one in enumerate(first)}
+
+
 def main(d):
     """Compiles every row for d devices and prints what it costs."""
-    from lingvo_moe.runtimes.hlo import collectives
-    from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
-    from lingvo_moe.sbp.annotations import Mesh
+    from lingvo_moe.runtimes.hlo import collectives, count
+    from lingvo_moe.runtimes.lowering import ArraySpec, Layout
     from lingvo_moe.sbp.params import ShardingParams
+    from lingvo_moe.sbp.types import Mesh
 
     layout = Layout(Mesh(("all",), (d,)), ShardingParams(rules=(("D", ("all",)),)))
     report = {}
@@ -124,15 +153,38 @@ def main(d):
             return {"result": row.function(*(value for _, value in sorted(operands.items())))}
 
         results = {"result": ArraySpec(row.result[0], "float32", row.result[1])}
-        program = partitioned(run, args, results, layout).lower(*shapes(args)).compile()
+        program, operators, seconds = compiled(run, args, results, layout)
         found = collectives(program.as_text())
         report[name] = {
             "flops": program.cost_analysis()["flops"],
-            "kinds": sorted({c.kind for c in found}),
+            "kinds": count(found),
             "bytes": sum(c.bytes * c.times for c in found),
+            "operators": operators,
+            "seconds": seconds,
         }
+    piece = ArraySpec((N, N), "float32", "..")
+    args = [{f"{name}{i}": piece for name in "ab" for i in range(d)}]
+    _, operators, seconds = compiled(sum_by_device, args, {f"{i}": piece for i in range(d)}, layout)
+    report[EACH] = {"operators": operators, "seconds": seconds}
     print(json.dumps(report))
 
 
+def print_table():
+    """Prints a line for each operator and number of devices."""
+    out = csv.writer(sys.stdout)
+    names = ("operator", "devices", "FLOPs of a device", "collectives", "bytes of a device")
+    out.writerow([*names, "operators before partitioning", "seconds to compile"])
+    reports = {d: measured(d) for d in (2, 4, 8, 16, 32, 64)}
+    for name in [*table(2), EACH]:
+        for d, report in reports.items():
+            one = report[name]
+            kinds = " ".join(f"{kind} {n}" for kind, n in one.get("kinds", {}).items())
+            costs = [one.get("flops", ""), kinds, one.get("bytes", "")]
+            out.writerow([name, d, *costs, one["operators"], f"{one['seconds']:.2f}"])
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    if sys.argv[1:]:
+        main(int(sys.argv[1]))
+    else:
+        print_table()

@@ -80,7 +80,7 @@ def evaluate_dropless():
     """Prints what the smallest model computes on a mesh."""
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sbp.annotations import parse_mesh
+    from lingvo_moe.sbp.types import parse_mesh
 
     task = make_task((DROPLESS, "model.moe.evaluation=Dropless()"))
     runtime = Spmd(task, None, Layout(parse_mesh("data:2,expert:4"), task.params.sharding))
@@ -98,7 +98,7 @@ def main(rung="0", *overrides):
     from lingvo_moe.jobs.training import train_step
     from lingvo_moe.runtimes.hlo import collectives
     from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
-    from lingvo_moe.sbp.annotations import parse_mesh
+    from lingvo_moe.sbp.types import parse_mesh
     from lingvo_moe.tasks.translation import TranslationTask
 
     changes = ["model.moe.training=Einsum(groups=8)", *overrides]

@@ -140,7 +140,7 @@ def main(part):
     """Trains on a mesh and prints what the tests of a part look at as JSON."""
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sbp.annotations import parse_mesh
+    from lingvo_moe.sbp.types import parse_mesh
 
     task = make_task()
     runtime = Spmd(task, train_step(task), Layout(parse_mesh(MESH), task.params.sharding))
@@ -239,7 +239,7 @@ class _Watched:
 def _errors():
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sbp.annotations import parse_mesh
+    from lingvo_moe.sbp.types import parse_mesh
 
     def make(mesh, *overrides):
         task = make_task(overrides)

@@ -20,8 +20,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from lingvo_moe.sbp.annotations import Mesh
-from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split, piece_shape
+from lingvo_moe.sbp.types import B, Mesh, NdSbp, P, Sbp, Split, cuts, piece_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +124,8 @@ def _innermost(one: Sbp, axes: tuple[int, ...], sbp: NdSbp) -> bool:
 
 def is_even(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> bool:
     """Whether a type cuts every dimension into equal pieces."""
-    pieces = [
-        math.prod(n for n, one in zip(mesh.shape, sbp, strict=True) if one == Split(dim))
-        for dim in range(len(shape))
-    ]
-    return not any(size % n for size, n in zip(shape, pieces, strict=True))
+    axes = cuts(len(shape), sbp, mesh)
+    return not any(n % mesh.size(group) for n, group in zip(shape, axes, strict=True))
 
 
 def _step(axes, source, target, shape, element_bytes, mesh):

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.sbp import boxing, types
-from lingvo_moe.sbp.annotations import Mesh
-from lingvo_moe.sbp.types import P, S, Sbp, parse
+from lingvo_moe.sbp.types import Mesh, P, S, Sbp, parse
 from lingvo_moe.testing.sbp import cut, join
 
 LINE = Mesh(("x",), (4,))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.sbp.gshard import replicate, shard, split
+from lingvo_moe.sbp.types import Mesh
 from lingvo_moe.testing.devices import run_on
 
 pytestmark = pytest.mark.slow

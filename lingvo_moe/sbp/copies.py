@@ -19,15 +19,8 @@ from lingvo_moe.nn.gradients import custom_gradient
 from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.zeros import runtime_zeros
-from lingvo_moe.sbp.annotations import (
-    Rules,
-    active,
-    annotate,
-    assignment,
-    axes_of,
-    rest_differs,
-    tile,
-)
+from lingvo_moe.sbp.annotations import active, annotate, rest_differs, tile
+from lingvo_moe.sbp.types import B, NdSbp, P, axes_of, axes_with, type_of
 
 _COPY = "Z"  # a letter for D that is in no equation
 
@@ -70,14 +63,11 @@ def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
 
 def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     """`annotate` for a weight of these dims, or with copies, which `at_rest` does not change."""
-    here = active()
-    if here is None or weight.shape.rank == len(dims):
+    if (here := active()) is None or weight.shape.rank == len(dims):
         return annotate(weight, dims, at_rest)
-    mesh, rules = here
     place = _place(dims)
     shape = (*weight.shape[:place], *weight.shape[place + 1 :])
-    axes = assignment(dims, shape, mesh, rules)
-    return tile(weight, [*axes[:place], _row_axes(dims, rules), *axes[place:]], mesh)
+    return tile(weight, _of_gradient(dims, shape, *here), here[0], place)
 
 
 def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
@@ -228,15 +218,18 @@ def _num_copies(spec: WeightSpec) -> int:
     """D of a weight; 1 if devices hold no copies."""
     if (here := active()) is None:
         return 1
-    mesh, rules = here
-    axes = _row_axes(spec.dims, rules)
-    cut = {axis for group in assignment(spec.dims, spec.shape, mesh, rules) for axis in group}
-    return 1 if cut & set(axes) else mesh.size(axes)
+    return here[0].size(axes_with(P, _of_gradient(spec.dims, spec.shape, *here), here[0]))
 
 
-def _row_axes(dims: str, rules: Rules) -> tuple[str, ...]:
-    """The axes that split the rows which are multiplied with a weight: of experts or a batch."""
-    return axes_of("r" if "E" in dims else "B", rules)
+def _of_gradient(dims, shape, mesh, rules) -> NdSbp:
+    """The type of a weight's gradient before its sum: that of the weight, and P along the axes that
+    split the rows which are multiplied with it, of experts or a batch, if none splits the weight.
+    """
+    rows = axes_of("r" if "E" in dims else "B", rules)
+    sbp = type_of(dims, shape, mesh, rules)
+    late = set(rows) <= set(axes_with(B, sbp, mesh))
+    pairs = zip(mesh.axes, sbp, strict=True)
+    return NdSbp(P if late and axis in rows else one for axis, one in pairs)
 
 
 def _place(dims: str) -> int:

@@ -5,7 +5,8 @@ import tensorflow as tf
 from lingvo_moe.nn.layer import Constant, WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.sbp import copies
-from lingvo_moe.sbp.annotations import Mesh, use_mesh
+from lingvo_moe.sbp.annotations import use_mesh
+from lingvo_moe.sbp.types import Mesh
 
 MESH = Mesh(("data", "expert"), (2, 2))
 RULES = {"B": ("data", "expert"), "r": ("data",), "E": ("expert",), "H": ("data",)}

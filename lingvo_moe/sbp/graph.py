@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.sbp import boxing
-from lingvo_moe.sbp.annotations import Mesh
-from lingvo_moe.sbp.signatures import Lettered, Linear, Operator, Reshape
-from lingvo_moe.sbp.types import NdSbp, P, Split, every, parse
+from lingvo_moe.sbp.signatures import Lettered, Linear, Operator, Reshape, on_mesh
+from lingvo_moe.sbp.types import Mesh, NdSbp, P, every, parse
 
 _ELEMENT_BYTES = 4  # float32
 _FEW = 30  # states of the search that gives a bound
@@ -328,24 +327,8 @@ def _ways(node, mesh) -> Iterator[tuple[tuple[NdSbp, ...], NdSbp, int]]:
     if node.operator is None:
         given = every(len(node.shape), len(mesh.axes)) if node.types is None else [node.types]
         return (((), sbp, 1) for sbp in given if P not in sbp)
-    ways = _signatures(node.operator, mesh.shape)
-    return (way for way in ways if not (node.is_output and P in way[1]))
-
-
-@functools.cache
-def _signatures(operator, sizes):
-    """As _ways, for a mesh of these sizes: one signature an axis, the outer axis first."""
-    if not sizes:
-        count = len(operator.signatures(1)[-1].operands)
-        return [((NdSbp(),) * count, NdSbp(), 1)]
-    found = []
-    for outer in operator.signatures(sizes[0]):
-        shares = sizes[0] if any(isinstance(one, Split) for one in outer.operands) else 1
-        for operands, result, share in _signatures(operator.piece(outer, sizes[0]), sizes[1:]):
-            both = zip(outer.operands, operands, strict=True)
-            types = tuple(NdSbp([one, *rest]) for one, rest in both)
-            found.append((types, NdSbp([outer.result, *result]), shares * share))
-    return found
+    ways = on_mesh(node.operator, mesh.shape)
+    return (way for way in ways if not (node.is_output and P in way.result))
 
 
 def _cheapest(name, types, target, shape, mesh) -> Move:

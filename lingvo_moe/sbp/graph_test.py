@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lingvo_moe.sbp import boxing, types
-from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.sbp.graph import Device, Graph, search
 from lingvo_moe.sbp.signatures import Lettered, Linear
+from lingvo_moe.sbp.types import Mesh
 from lingvo_moe.testing.devices import run_on
 
 DEVICE = Device(flops=1e12, bandwidth=1e9)

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from lingvo_moe.nn.gradients import custom_gradient
 from lingvo_moe.nn.tensorflow_private import xla_sharding
-from lingvo_moe.sbp.annotations import active, assignment, attach, tile_sharding, use_mesh
+from lingvo_moe.sbp.annotations import active, attach, tile_sharding, use_mesh
+from lingvo_moe.sbp.types import cuts, piece_shape, type_of
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
@@ -99,7 +100,7 @@ def manual(
         at_rest: whether the pieces are those of weights and slots between steps.
 
     Raises:
-        ValueError: as `assignment`, or a tensor does not divide into equal pieces.
+        ValueError: as `type_of`, or a tensor does not divide into equal pieces.
     """
     if (here := active(at_rest)) is None:
         return function(*tensors)
@@ -139,16 +140,19 @@ def _by_hand(function, tensors, dims, result_dims, mesh, rules):
     """The results of function on all devices."""
     pieces = []
     for tensor, letters in zip(tensors, dims, strict=True):
-        axes = assignment(letters, tuple(tensor.shape), mesh, rules)
-        mesh.piece_shape(tensor.shape, axes, letters, repr(letters))
-        pieces.append(xla_sharding.auto_to_manual_spmd_partition(tensor, _serialized(axes, mesh)))
+        shape = tuple(tensor.shape)
+        sbp = type_of(letters, shape, mesh, rules)
+        piece_shape(shape, sbp, mesh, letters, repr(letters))
+        sharding = _serialized(len(shape), sbp, mesh)
+        pieces.append(xla_sharding.auto_to_manual_spmd_partition(tensor, sharding))
     results = _apart(function, pieces)
     whole = []
     for result, letters in zip(results, result_dims, strict=True):
-        axes = assignment(letters, (None,) * len(letters), mesh, rules)
-        shape = [size * mesh.size(group) for size, group in zip(result.shape, axes, strict=True)]
-        sharding = _serialized(axes, mesh)
-        whole.append(xla_sharding.manual_to_auto_spmd_partition(result, sharding, shape))
+        sbp = type_of(letters, (None,) * len(letters), mesh, rules)
+        groups = cuts(len(letters), sbp, mesh)
+        full = [size * mesh.size(group) for size, group in zip(result.shape, groups, strict=True)]
+        sharding = _serialized(len(letters), sbp, mesh)
+        whole.append(xla_sharding.manual_to_auto_spmd_partition(result, sharding, full))
     return whole
 
 
@@ -172,5 +176,5 @@ def _apart(function, pieces):
     )
 
 
-def _serialized(axes, mesh):
-    return tile_sharding(axes, mesh).proto.SerializeToString()
+def _serialized(rank, sbp, mesh):
+    return tile_sharding(rank, sbp, mesh).proto.SerializeToString()

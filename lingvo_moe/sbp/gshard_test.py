@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.nn.tensorflow_private import OpSharding
-from lingvo_moe.sbp.annotations import Mesh, parse_mesh, use_mesh
+from lingvo_moe.sbp.annotations import use_mesh
 from lingvo_moe.sbp.gshard import manual, replicate, shard, split
+from lingvo_moe.sbp.types import Mesh, parse_mesh
 from lingvo_moe.testing.devices import run_on
 
 MESH = Mesh(("x", "y"), (2, 4))

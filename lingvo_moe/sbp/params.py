@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from lingvo_moe.config import fields
-from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.sbp.types import Mesh
 
 Letter = Annotated[str, fields.Rule("for single letters", lambda letter: len(letter) == 1)]
 # (letter, the mesh axes that split it)

@@ -1,14 +1,14 @@
 import pytest
 
-from lingvo_moe.sbp.annotations import Mesh, assignment
 from lingvo_moe.sbp.params import ShardingParams, ZeRO
+from lingvo_moe.sbp.types import Mesh, cuts, type_of
 
 THREE = Mesh(("data", "expert", "model"), (2, 2, 2))
 
 
 def axes(dims, mesh, sharding=ShardingParams(), *, stored=False):  # noqa: B008
     rules = sharding.storage_rules(mesh) if stored else sharding.compute_rules(mesh)
-    return assignment(dims, (None,) * len(dims), mesh, rules)
+    return cuts(len(dims), type_of(dims, (None,) * len(dims), mesh, rules), mesh)
 
 
 def test_one_default_serves_meshes_of_one_two_and_three_axes():

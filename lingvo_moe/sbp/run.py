@@ -4,7 +4,7 @@ Every step of boxing is one collective or a local operation (Yuan et al. 2021, a
 table 2), so the compiled program has the collectives of the plan and no others.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,10 +13,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.sbp.boxing import Step
 from lingvo_moe.sbp.graph import Plan
-from lingvo_moe.sbp.types import B, NdSbp, P, Split, piece_shape
+from lingvo_moe.sbp.types import B, Mesh, P, Split, cuts, piece_shape
 
 
 def run(plan: Plan, given: Mapping[str, Any]) -> list[jax.Array]:
@@ -53,7 +52,8 @@ def program(plan: Plan) -> Callable[..., list[jax.Array]]:
         return [had[name, types[name]] for name in outputs]
 
     def specs(names):
-        return [_spec(choices[n].node.shape, types[n], mesh) for n in names]
+        rank = {n: len(choices[n].node.shape) for n in names}
+        return [PartitionSpec(*cuts(rank[n], types[n], mesh)) for n in names]
 
     mapped = jax.shard_map(
         on_device,
@@ -71,14 +71,6 @@ def _inputs(plan: Plan) -> list[str]:
 
 def _to_shape(shape):
     return lambda piece: jnp.reshape(piece, shape)
-
-
-def _spec(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> PartitionSpec:
-    """The axes over which each dimension is split."""
-    cuts = list(zip(mesh.axes, sbp, strict=True))
-    return PartitionSpec(
-        *(tuple(axis for axis, one in cuts if one == Split(dim)) for dim in range(len(shape)))
-    )
 
 
 def _move(piece: jax.Array, step: Step, mesh: Mesh) -> jax.Array:

@@ -16,10 +16,10 @@ outer ones.
 import abc
 import dataclasses
 import enum
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from lingvo_moe.sbp.annotations import Mesh
 from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split
 
 
@@ -126,53 +126,33 @@ class Reshape(Operator):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Gather(Operator):
-    """A lookup of a table's rows by number: equation "VM,BL->BLM", over the letter "V".
+class NdSignature(NamedTuple):
+    """For all axes of a mesh.
 
-    It is the product of the table with a one-hot tensor, which each device makes for the rows it
-    holds. If the rows of the table are split, a device gives zeros for the rows of others, and the
-    result is P.
+    Attributes:
+        operands, result: their types.
+        share: the number of pieces of the work.
     """
 
-    equation: str
-    over: str
-
-    def signatures(self, devices: int) -> tuple[Signature, ...]:
-        (table, indices), result = _parse(self.equation)
-        product = einsum(f"{table},{indices}{self.over}->{result}").signatures(devices)
-        made_locally = Split(len(indices))
-        return tuple(
-            Signature((rows, B if one_hot == made_locally else one_hot), out)
-            for (rows, one_hot), out in product
-            if one_hot != P  # the result is not linear in the row numbers
-        )
+    operands: tuple[NdSbp, ...]
+    result: NdSbp
+    share: int
 
 
-def einsum(equation: str) -> Lettered:
-    """Sums of products, transposes, and sums over dimensions."""
-    return Lettered(equation)
-
-
-def infer(operator: Operator, operands: Sequence[NdSbp], mesh: Mesh) -> NdSbp:
-    """The type of the result for operands of these types.
-
-    Raises:
-        ValueError: there is no such signature; the message lists the legal ones.
-    """
-    result = []
-    for axis, size in enumerate(mesh.shape):
-        here = tuple(operand[axis] for operand in operands)
-        legal = operator.signatures(size)
-        signature = next((s for s in legal if s.operands == here), None)
-        if signature is None:
-            raise ValueError(
-                f"{operator} has no signature for {', '.join(map(str, here))} on axis "
-                f"{mesh.axes[axis]!r}, only {'; '.join(map(str, legal))}. Box an operand first."
-            )
-        result.append(signature.result)
-        operator = operator.piece(signature, size)
-    return NdSbp(result)
+@functools.cache
+def on_mesh(operator: Operator, sizes: tuple[int, ...]) -> list[NdSignature]:
+    """All legal signatures on a mesh of these sizes: one an axis, the outer axis first."""
+    if not sizes:
+        count = len(operator.signatures(1)[-1].operands)
+        return [NdSignature((NdSbp(),) * count, NdSbp(), 1)]
+    found = []
+    for outer in operator.signatures(sizes[0]):
+        shares = sizes[0] if any(isinstance(one, Split) for one in outer.operands) else 1
+        for operands, result, share in on_mesh(operator.piece(outer, sizes[0]), sizes[1:]):
+            both = zip(outer.operands, operands, strict=True)
+            types = tuple(NdSbp([one, *rest]) for one, rest in both)
+            found.append(NdSignature(types, NdSbp([outer.result, *result]), shares * share))
+    return found
 
 
 def _parse(equation: str) -> tuple[list[str], str]:

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from lingvo_moe.sbp import signatures, types
-from lingvo_moe.sbp.annotations import Mesh
-from lingvo_moe.sbp.signatures import Lettered, Linear, Signature
-from lingvo_moe.sbp.types import B, P, S, parse
+from lingvo_moe.sbp.signatures import Lettered, Linear
+from lingvo_moe.sbp.types import B, Mesh, S, parse
 from lingvo_moe.testing.sbp import cut, join
 
 MESHES = [Mesh(("x",), (2,)), Mesh(("x",), (3,)), Mesh(("x", "y"), (2, 2))]
@@ -72,21 +71,8 @@ def _first(placed):
     return types.NdSbp(one if one == S(0) else B for one in placed)
 
 
-def nd_signatures(operator, sizes):
-    """(*operands, result) of all signatures on a mesh: an inner one for each outer one."""
-    signatures_ = operator.signatures(sizes[0])
-    for outer in signatures_:
-        if len(sizes) == 1:
-            yield tuple(types.NdSbp([one]) for one in (*outer.operands, outer.result))
-            continue
-        for inner in nd_signatures(operator.piece(outer, sizes[0]), sizes[1:]):
-            of = zip((*outer.operands, outer.result), inner, strict=True)
-            yield tuple(types.NdSbp([one, *rest]) for one, rest in of)
-
-
 def inferred(operator, mesh):
-    found = list(nd_signatures(operator, mesh.shape))
-    assert len(found) == len(set(found))
+    found = [(*way.operands, way.result) for way in signatures.on_mesh(operator, mesh.shape)]
     assert len({f[:-1] for f in found}) == len(found), "two results for the same operands"
     return set(found)
 
@@ -118,7 +104,7 @@ def assert_einsum(equation, mesh, random):
     terms = equation.split("->")[0].split(",")
     operands = [integers(random, [sizes[letter] for letter in term]) for term in terms]
     trial = legal_by_trial(lambda p, _: np.einsum(equation, *p), operands, mesh)
-    assert trial == inferred(signatures.einsum(equation), mesh), equation
+    assert trial == inferred(Lettered(equation), mesh), equation
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -205,31 +191,8 @@ def test_reshape(source, target, mesh):
     assert trial == inferred(signatures.Reshape(source, target), mesh)
 
 
-@pytest.mark.parametrize("mesh", MESHES[::2])
-def test_gather(mesh):
-    random = np.random.default_rng(8)
-    table, numbers = integers(random, (8, 4)), random.integers(0, 8, (4, 8))
-
-    def look_up(pieces, held):
-        """Rows of others count as zeros, as in a lookup in a table cut over its rows."""
-        (rows, wanted), (have, _) = pieces, held
-        found = wanted[..., None] == have
-        return np.einsum("blv,vm->blm", found, rows)
-
-    operator = signatures.Gather("vm,bl->blm", "v")
-    assert legal_by_trial(look_up, [table, numbers], mesh) == inferred(operator, mesh)
-    assert Signature((S(0), B), P) in operator.signatures(4)
-
-
-def test_infer():
-    mesh = Mesh(("data", "model"), (2, 4))
-    product = signatures.einsum("BM,MH->BH")
-    assert signatures.infer(product, [parse("S(0),S(1)"), parse("B,S(0)")], mesh) == parse("S(0),P")
-    with pytest.raises(ValueError, match="no signature"):
-        signatures.infer(product, [parse("S(0),S(1)"), parse("B,B")], mesh)
+def test_inner_axes_cut_the_pieces_of_outer_ones():
     # Within the half that "data" leaves, 1 x 6, "model" may cut what is then the first dimension.
-    mesh = Mesh(("data", "model"), (2, 3))
-    merge = signatures.Reshape((2, 6), (12,))
-    assert signatures.infer(merge, [parse("S(0),S(1)")], mesh) == parse("S(0),S(0)")
-    with pytest.raises(ValueError, match="no signature"):
-        signatures.infer(merge, [parse("B,S(1)")], mesh)
+    ways = signatures.on_mesh(signatures.Reshape((2, 6), (12,)), (2, 3))
+    assert ((parse("S(0),S(1)"),), parse("S(0),S(0)"), 6) in ways
+    assert parse("B,S(1)") not in [operand for (operand,), *_ in ways]

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.sbp import types
-from lingvo_moe.sbp.annotations import Mesh
-from lingvo_moe.sbp.types import P, S, parse
+from lingvo_moe.sbp.types import Mesh, P, S, parse
 from lingvo_moe.testing.sbp import cut, join
 
 GRID = Mesh(("x", "y"), (2, 3))
@@ -53,7 +52,7 @@ def test_types_of_rules():
         if P not in value:
             named = list(zip(GRID.axes, value, strict=True))
             rules = {x: tuple(a for a, one in named if one == S(i)) for i, x in enumerate("BM")}
-            assert types.from_rules("BM", (6, 12), GRID, rules) == value
-    assert types.from_rules("BM", (6, 12), GRID, {"M": ("x", "y")}) == parse("S(1),S(1)")
+            assert types.type_of("BM", (6, 12), GRID, rules) == value
+    assert types.type_of("BM", (6, 12), GRID, {"M": ("x", "y")}) == parse("S(1),S(1)")
     with pytest.raises(ValueError, match="inner before"):
-        types.from_rules("B", (6,), GRID, {"B": ("y", "x")})
+        types.type_of("B", (6,), GRID, {"B": ("y", "x")})

@@ -32,7 +32,7 @@ from lingvo_moe.runtimes.lowering import (
     state_specs,
     train_function,
 )
-from lingvo_moe.sbp.annotations import Mesh
+from lingvo_moe.sbp.types import Mesh
 from lingvo_moe.system import npz
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask

@@ -16,8 +16,8 @@ from lingvo_moe.data.language_tags import LanguageTags, OnSource
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.sbp.annotations import Mesh, Rules, axes_of
 from lingvo_moe.sbp.params import ShardingParams
+from lingvo_moe.sbp.types import Mesh, Rules, axes_of
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.averaging import Averaging, Ema
 from lingvo_moe.training.optimizer import Optimizer

@@ -49,7 +49,7 @@ class MoeOnMesh:
             mesh: sizes of the axes by name.
         """
         from lingvo_moe.runtimes.lowering import Layout, partitioned, shapes
-        from lingvo_moe.sbp.annotations import Mesh
+        from lingvo_moe.sbp.types import Mesh
 
         def run(flat, batch):
             return function(NestedMap.unflatten(flat), batch.inputs, batch.segments)

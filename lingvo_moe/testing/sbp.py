@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from lingvo_moe.sbp.annotations import Mesh
-from lingvo_moe.sbp.types import B, NdSbp, P, S, Split, piece_shape
+from lingvo_moe.sbp.types import B, Mesh, NdSbp, P, S, Split, piece_shape
 
 
 def cut(array: np.ndarray, sbp: NdSbp, mesh: Mesh, random: np.random.Generator) -> np.ndarray:

@@ -93,7 +93,7 @@ def main(mesh, steps, address, index, processes, *overrides):
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.processes import join_processes
     from lingvo_moe.runtimes.spmd import Spmd
-    from lingvo_moe.sbp.annotations import parse_mesh
+    from lingvo_moe.sbp.types import parse_mesh
 
     together = join_processes(address, int(index), int(processes))
     with together if int(processes) > 1 else contextlib.nullcontext():

@@ -15,7 +15,7 @@ from lingvo_moe.hardware.chips import HARDWARE, NAMES, find_hardware
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.plan import format_plan, make_plan
 from lingvo_moe.planning.search import compare_strategies
-from lingvo_moe.sbp.annotations import parse_mesh
+from lingvo_moe.sbp.types import parse_mesh
 from lingvo_moe.system.files import check_output, new_directory
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tools import common

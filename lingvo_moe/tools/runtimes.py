@@ -10,7 +10,7 @@ from absl import flags
 
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
-from lingvo_moe.sbp.annotations import Mesh, parse_mesh
+from lingvo_moe.sbp.types import Mesh, parse_mesh
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import common
 from lingvo_moe.tools.common import Flag

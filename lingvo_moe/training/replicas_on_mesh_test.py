@@ -11,7 +11,7 @@ from lingvo_moe.nn.layer import Constant, WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.tables import Fixed, TableSpec
 from lingvo_moe.runtimes.hlo import collectives, total_bytes
-from lingvo_moe.sbp.annotations import parse_mesh
+from lingvo_moe.sbp.types import parse_mesh
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.training.replicas import sum_replicas
 
