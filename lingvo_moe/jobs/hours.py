@@ -7,23 +7,26 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import Part, TrainInput
 from lingvo_moe.jobs.source_use import SplitBatches
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.recipe import Chosen
+from lingvo_moe.tasks.recipe import ENOUGH, Chosen, first_steps
 from lingvo_moe.training.process import Process
 
 _WARM, _MEASURED = 2, 10  # steps; the first ones compile
+_EVALUATING = 0.25  # largest share of the time for evaluations
 
 
 def steps_in(
     hours: float, model_dir: ModelDir, dataset: Dataset, runtime: Any, process: Process
-) -> Chosen:
+) -> list[Chosen]:
     """Times steps and an evaluation on dev, with weights that are thrown away.
 
     Args:
-        hours: of the steps and evaluations; compilation and translations of dev come on top.
+        hours: of the steps and evaluations; compilation and the length penalty come on top.
         model_dir: of a new logdir.
         dataset: prepared data.
         runtime: its state is changed.
-        process: this process; all take the smallest number.
+        process: this process; all take the smallest numbers.
+
+    Returns train.max_steps, and recipe.evaluations if evaluations take long.
     """
     params = model_dir.params
     rows = runtime.batch_rows(params.input.batch_size)
@@ -51,10 +54,18 @@ def steps_in(
     batches = [*dev.sampled, *dev.foreign, *dev.rest]
     evaluation(batches[:1])
     whole = evaluation(batches)
+    given, wanted, fewer = 3600 * hours, params.recipe.evaluations, []
     # If eval_every follows from the steps, their number is free; else the number of evaluations.
     if any(one.path == "train.eval_every" for one in model_dir.chosen):
-        steps = (3600 * hours - params.recipe.evaluations * whole) / step
+        count = process.minimum(min(wanted, max(1, int(_EVALUATING * given / whole))))
+        if count < wanted:
+            fewer.append(Chosen("recipe.evaluations", count, f"each takes {whole:.0f} s"))
+        steps = (given - count * whole) / step
     else:
-        steps = 3600 * hours / (step + whole / params.train.eval_every)
+        steps = given / (step + whole / params.train.eval_every)
+    number = process.minimum(max(1, int(steps)))
     why = f"{hours:g} hours, with {step:.2f} s a step and {whole:.0f} s an evaluation"
-    return Chosen("train.max_steps", process.minimum(max(1, int(steps))), why)
+    first = first_steps(len(dataset.pairs))
+    if number < ENOUGH * first:
+        why += f"; about {first} steps are needed to use sources, {ENOUGH * first:,} to translate"
+    return [Chosen("train.max_steps", number, why), *fewer]

@@ -31,7 +31,7 @@ from lingvo_moe.system.progress import lossy, report
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.model_json import FILE
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.recipe import to_table
+from lingvo_moe.tasks.recipe import first_steps, to_table
 from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.translation import RuntimeFn, TranslationTask
 from lingvo_moe.training.loop import CURE, Evaluation, TrainResult, train
@@ -153,13 +153,13 @@ def _with_hours(job, model_dir):
     """A new logdir whose number of steps fits the job's hours."""
     if any(text.partition("=")[0].strip() == "train.max_steps" for text in job.overrides):
         raise ValueError("hours and train.max_steps both set the number of steps; give one.")
-    job.report(f"Measuring how many steps fit {job.hours:g} hours …")
+    job.report(f"Measuring how many steps fit {job.hours:g} hours: one to three minutes …")
     task = model_dir.task
     runtime = job.make_runtime(task, train_step(task))
     chosen = steps_in(job.hours, model_dir, job.dataset, runtime, job.process)
-    overrides = [*job.overrides, f"{chosen.path}={chosen.value}"]
+    overrides = [*job.overrides, *(f"{one.path}={one.value}" for one in chosen)]
     made = ModelDir.for_training(job.logdir, job.model, overrides, job.dataset, job.params)
-    return dataclasses.replace(made, chosen=(chosen, *made.chosen))
+    return dataclasses.replace(made, chosen=(*chosen, *made.chosen))
 
 
 def _scheduler(job, task):
@@ -417,7 +417,5 @@ class _Evaluator:
         return Evaluation(scalars, text, warnings)
 
     def _is_due(self, step):
-        """Whether low source use gives a warning: at the end of the warm-up and of training."""
-        params = self._model_dir.params
-        last = params.train.max_steps
-        return step >= min(params.optimizer.schedule.over(last).warmup_steps or 0, last)
+        """Whether low source use gives a warning: once a model should use its sources."""
+        return step >= min(first_steps(len(self._pairs)), self._model_dir.params.train.max_steps)

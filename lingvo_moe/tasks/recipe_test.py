@@ -169,19 +169,25 @@ def test_hours_set_the_steps(tmp_path, monkeypatch):
     count = len([*dev.sampled, *dev.foreign, *dev.rest])
     runtime = Timed(None, None)
     monkeypatch.setattr("time.monotonic", lambda: runtime.clock)
-    chosen = steps_in(0.5, made, dataset(), runtime, ALONE)
+    (chosen,) = steps_in(0.5, made, dataset(), runtime, ALONE)
     # 1,800 s, less five evaluations.
     assert chosen.value == (1800 - 5 * 3 * count) // 2
     assert chosen.reason.startswith("0.5 hours, with 2.00 s a step and ")
+    # Two evaluations take a quarter of the time, or little less.
+    short = 4 * 2.1 * 3 * count
+    steps, evaluations = steps_in(short / 3600, made, dataset(), runtime, ALONE)
+    assert evaluations[:2] == ("recipe.evaluations", 2)
+    assert steps.value == int((short - 2 * 3 * count) / 2)
+    assert "about 218 steps" in steps.reason  # 146 · 4^0.29
     fixed = ModelDir.for_training(tmp_path, "tiny.MoE", [*SHRINK, "train.eval_every=10"], dataset())
-    chosen = steps_in(0.5, fixed, dataset(), runtime, ALONE)
+    (chosen,) = steps_in(0.5, fixed, dataset(), runtime, ALONE)
     assert chosen.value == int(1800 / (2 + 3 * count / 10))
 
 
 def test_hours_are_for_a_new_logdir(tmp_path, monkeypatch):
     """A resumed run keeps its steps."""
     trained = []
-    chosen = iter([Chosen("train.max_steps", 7, "hours")])
+    chosen = iter([[Chosen("train.max_steps", 7, "hours")]])
     monkeypatch.setattr(training, "steps_in", lambda *_: next(chosen))
     monkeypatch.setattr(training, "run_training", lambda model_dir, *_: trained.append(model_dir))
     job = training_job(tmp_path, make_runtime=lambda *_: None, hours=0.5)

@@ -23,7 +23,8 @@ TABLE = (
          "Source of the weights of a new logdir: another logdir, or an export with weights."),
     Flag("max_steps", int, None, "Short for --set=train.max_steps=…", least=1),
     Flag("hours", float, None,
-         "Length of the run, instead of --max_steps: the first steps are measured.", least=0.001),
+         "Length of the run, instead of --max_steps: the first steps are measured. That, compiling "
+         "and the length penalty take some minutes more.", least=0.001),
     common.SET,
     Flag("record_loads", str, None,
          "File to record the loads of experts in, for experiments/placement."),
