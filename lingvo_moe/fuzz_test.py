@@ -121,7 +121,9 @@ def test_a_checkpoint(logdir, name, examples):
 def test_a_report(tmp_path, examples):
     save_report(SIX, tmp_path)
     file = tmp_path / "report.json"
-    assert_reads_or_refuses(file, changed_json, lambda: format_table(load_report(file)), examples)
+    assert_reads_or_refuses(
+        file, changed_json, lambda: format_table(load_report(tmp_path)), examples
+    )
 
 
 ARRAYS = {

@@ -75,15 +75,18 @@ class Params:
             rule = _broken_rule(value, annotated)
             if rule is not None:
                 raise ValueError(f"{name} must be {rule}, got {short_repr(value)}.")
-            object.__setattr__(self, name, _plain(value))
+            object.__setattr__(self, name, _plain(value, plain))
 
 
-def _plain(value: Any) -> Any:
-    """A number of NumPy as one of Python, which a file can hold; also in tuples."""
+def _plain(value: Any, hint: Any = None) -> Any:
+    """A number of NumPy as one of Python, which a file can hold, also in tuples; an int as a float
+    if the hint is one."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(map(_plain, value))
-    is_number = isinstance(value, numbers.Number) and hasattr(value, "item")
-    return value.item() if is_number else value
+    if isinstance(value, numbers.Number) and hasattr(value, "item"):
+        value = value.item()
+    wants_float = float in alternatives(hint) and int not in alternatives(hint)
+    return float(value) if type(value) is int and wants_float else value
 
 
 def conforms(value: Any, hint: Any) -> bool:

@@ -7,7 +7,6 @@ import functools
 import importlib
 import inspect
 import itertools
-import math
 import pkgutil
 import re
 import typing
@@ -63,37 +62,19 @@ def evolve(params: Any, path: str, value: Any) -> Any:
     """Returns params with one field, such as "model.moe.num_experts", replaced; the argument stays
     unchanged. Raises ValueError: there is no such field, or the value is of the wrong type or
     breaks a rule."""
-    try:
-        return _evolve(params, path, value)
-    except ValueError as error:
-        owner = path.rpartition(".")[0]  # the error names the field
-        raise ValueError(f"{shortened(owner)}: {error}" if owner else str(error)) from error
+    head, _, rest = path.partition(".")
+    if rest and head in _field_names(type(params)):
+        value = evolve(getattr(params, head), rest, value)
+    return evolve_all(params, {head: value})
 
 
 def evolve_all(params: Any, values: Mapping[str, Any]) -> Any:
     """Returns params with several of its own fields replaced at once. Raises ValueError: as
     `evolve`."""
-    cls = type(params)
     for name in values:
-        if name not in _field_names(cls):
-            raise ValueError(_no_field(cls, name))
-    hints = typing.get_type_hints(cls)
-    return dataclasses.replace(
-        params,
-        **{
-            name: _to_float(value)
-            if type(value) is int and float in alternatives(hints[name])
-            else value
-            for name, value in values.items()
-        },
-    )
-
-
-def _evolve(params, path, value):
-    head, _, rest = path.partition(".")
-    if rest and head in _field_names(type(params)):
-        value = _evolve(getattr(params, head), rest, value)
-    return evolve_all(params, {head: value})
+        if name not in _field_names(type(params)):
+            raise ValueError(_no_field(type(params), name))
+    return dataclasses.replace(params, **values)
 
 
 def _given(path: str, text: str) -> str:
@@ -140,7 +121,7 @@ def _parse(text: str, hint: Any, path: str) -> Any:
     if hint is str:
         return _unquoted(text)
     text = text.strip()
-    if _is_from_data(text, hint):
+    if text == repr(FROM_DATA) and FromData in alternatives(hint):
         return FROM_DATA
     if is_literal(hint):
         return _unquoted(text)
@@ -156,8 +137,7 @@ def _parse(text: str, hint: Any, path: str) -> Any:
     if not conforms(value, hint):
         wanted = _choices(hint) or type_name(hint)
         raise ValueError(f"{_given(path, text)}: {short_repr(text)} is not of type {wanted}.")
-    wants_float = float in alternatives(hint) and int not in alternatives(hint)
-    return _to_float(value) if type(value) is int and wants_float else value
+    return value
 
 
 def _unquoted(text: str) -> str:
@@ -170,10 +150,6 @@ def _unquoted(text: str) -> str:
     except _UNREADABLE:
         value = None
     return value if isinstance(value, str) else text[1:-1]
-
-
-def _is_from_data(text: str, hint: Any) -> bool:
-    return text == repr(FROM_DATA) and FromData in alternatives(hint)
 
 
 def _class_named(name: str, hint: Any, given: str) -> type | None:
@@ -208,13 +184,6 @@ def _elements(text: str, element: Any, path: str) -> list[str]:
         ) from error
     several = isinstance(tree, ast.Tuple | ast.List)
     return [ast.unparse(node) for node in (tree.elts if several else [tree])]  # type: ignore
-
-
-def _to_float(number: int) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf if number > 0 else -math.inf
 
 
 def _policy(cls: type, text: str, path: str) -> Any:
@@ -260,12 +229,8 @@ def _no_field(cls: type, name: str, below: Sequence[str] = ()) -> str:
         )
     names = _field_names(cls)
     near = below[:3] or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    start = f"{cls.__name__} has no field {short_repr(name)}."
-    if names and not near:
-        return f"{start} It has: {', '.join(names)}."
-    if not names:
-        return f"{start} It has no fields; leave out {short_repr(name)} and what follows."
-    return f"{start} Did you mean {', '.join(map(repr, near))}?"
+    cure = f"Did you mean {', '.join(map(repr, near))}?" if near else f"It has: {', '.join(names)}."
+    return f"{cls.__name__} has no field {short_repr(name)}. {cure}"
 
 
 def _field_names(cls: type) -> list[str]:

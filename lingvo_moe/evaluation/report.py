@@ -4,6 +4,7 @@ Pairs are in the order of the GShard paper's Figure 6 (arXiv 2006.16668): most t
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import statistics
@@ -104,24 +105,19 @@ def save_report(report: Report, directory: str | pathlib.Path) -> None:
     write_whole(pathlib.Path(directory, REPORT_FILE), text + "\n")
 
 
-def load_report(path: str | pathlib.Path, *, split: str | None = None) -> Report:
+def load_report(directory: str | pathlib.Path, *, split: str | None = None) -> Report:
     """Reads a report.
 
     Args:
-        path: a report.json or its directory.
+        directory: of the report.
         split: the split that it must be of; None for any.
 
     Raises FileNotFoundError: if there is none; ValueError: if the file is no report, or of another
     split.
     """
-    path = pathlib.Path(path)
-    if path.is_dir():
-        path = path / REPORT_FILE
+    path = pathlib.Path(directory, REPORT_FILE)
     if not path.is_file():
-        raise FileNotFoundError(
-            f"No report at {path}. Name the output directory of lingvo-moe-evaluate or the"
-            f" {REPORT_FILE} in it."
-        )
+        raise FileNotFoundError(f"{path}: there is no report; name one of lingvo-moe-evaluate.")
     try:
         report = _report_from_json(read_json(path))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -314,20 +310,9 @@ def _matrix(report: Report) -> list[str]:
 
 
 def _signatures(report: Report) -> str:
-    by_signature: dict[tuple[str, str], list[str]] = {}
-    for s in report.pairs:
-        by_signature.setdefault((s.signature, s.chrf_signature), []).append(s.pair)
-    lines = [
-        f"<p>BLEU <code>{escape(bleu)}</code>, chrF++ <code>{escape(chrf)}</code>"
-        + (f" ({escape(', '.join(pairs))})" if len(by_signature) > 1 else "")
-        + "</p>"
-        for (bleu, chrf), pairs in by_signature.items()
-    ]
-    lines += [
-        f"<p>{escape(column)} <code>{escape(signature)}</code></p>"
-        for column, signature in report.metrics.items()
-    ]
-    return "".join(lines)
+    of_pairs = ((("BLEU", s.signature), ("chrF++", s.chrf_signature)) for s in report.pairs)
+    named = dict.fromkeys([*itertools.chain(*of_pairs), *report.metrics.items()])
+    return "".join(f"<p>{escape(name)} <code>{escape(text)}</code></p>" for name, text in named)
 
 
 def _sampled(report: Report, outputs: Sequence[PairOutput]) -> list[PairOutput]:

@@ -83,7 +83,7 @@ class PairScore(Params):
     """
 
     pair: str
-    train_examples: NonNegativeFloat | None
+    train_examples: NonNegativeFloat | int | None  # an int stays one, also above 32 bits
     test_examples: NonNegativeInt
     bleu: NonNegativeFloat
     chrf: NonNegativeFloat

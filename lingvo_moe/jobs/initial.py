@@ -242,13 +242,10 @@ class _Origins:
 
 def _misfit(path: str, spec: WeightSpec, origin: _Origin) -> str:
     """The rule and the cure for a weight of another shape."""
-    shape, axis = tuple(origin.tensor.shape), max(spec.dims.find(letter) for letter in "Ee")
-    redraw, cure = path, "Give the model the same sizes"
-    if axis >= 0 and shape[axis] != spec.shape[axis]:
-        redraw, cure = "experts/','/gat", f"Set model.moe.num_experts={shape[axis]}"
     return (
-        f"Weight {path} is {spec.shape}, but from {origin.path} it would be {shape}. {cure}, or "
-        f"draw it: --set=\"init.redraw=('{redraw}',)\"."
+        f"Weight {path} is {spec.shape}, but from {origin.path} it would be "
+        f"{tuple(origin.tensor.shape)}. Give the model the same sizes, such as "
+        f"model.moe.num_experts, or draw it: --set=\"init.redraw=('{path}',)\"."
     )
 
 

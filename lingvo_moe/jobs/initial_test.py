@@ -246,7 +246,7 @@ WRONG = [
     ("model.model_dim=32", "draw it"),
     ("init.redraw=('gates',)", "'gates' is"),
     ("init.relatives=(('qxx','en'),)", "'qxx' is"),
-    ("model.moe.num_experts=16", "num_experts=8, or"),
+    ("model.moe.num_experts=16", "num_experts, or"),
     ("init.step=9", "step 9"),
     ("init.logdir=/no/such", "/no/such is"),
 ]
@@ -262,7 +262,7 @@ def test_a_bias_for_balance_is_drawn_with_its_router(tmp_path):
     today = (*SHRINK, "model.moe.gating=TopK(k=2,bias=LossFree())")
     old = random_logdir(tmp_path / "old", today)
     few = (*today, "model.moe.num_experts=4")
-    with pytest.raises(ValueError, match="num_experts=8, or"):
+    with pytest.raises(ValueError, match="num_experts, or"):
         start(old.path, *few, "init.redraw=('experts/','gate$')")
     _, state, _ = start(old.path, *few, "init.redraw=('experts/','/gat')")
     assert state["theta/encoder/layer_01/feed_forward/gating/bias"].shape == (4,)

@@ -75,19 +75,21 @@ class ModelDir:
         Raises ValueError: the logdir is of another model, params or data, the dataset's
         vocabularies do not fit the model, or path holds results of another tool.
         """
-        if (path / FILE).exists():
-            there = ModelDir.open(path, model)
-            if there.weights_path.exists():
-                raise ValueError(
-                    f"{path} is an export without checkpoints to resume; give another --logdir."
-                )
-            wanted = there._params_to_resume(overrides, params)
-            chosen = recipe(dataset, wanted)
-            wanted = with_values(wanted, chosen)
-            check_readable(wanted)
-            there = dataclasses.replace(there, params=wanted, chosen=chosen)
+        there = ModelDir.open(path, model) if (path / FILE).exists() else None
+        if there and there.weights_path.exists():
+            raise ValueError(
+                f"{path} is an export without checkpoints to resume; give another --logdir."
+            )
+        if there:
+            params = there._params_to_resume(overrides, params)
+        else:
+            params = ModelDir.params_for_training(path, model, overrides, params)
+        chosen = recipe(dataset, params)
+        params = with_values(params, chosen)
+        check_readable(params)
+        data = identity(dataset, params.input.corpora)
+        if there:
             there.check_dataset(dataset)
-            data = identity(dataset, wanted.input.corpora)
             if there.data is not None and there.data != data:
                 raise ValueError(
                     f"Dataset {dataset.directory} is not the one that {path} was trained on: its "
@@ -96,14 +98,8 @@ class ModelDir:
                 )
             kept = {n: at for n, at in there.imports.items() if not plugins.is_moved(n)}
             return dataclasses.replace(
-                there,
-                data=data,
-                imports=kept | plugins_of(wanted),
+                there, params=params, chosen=chosen, data=data, imports=kept | plugins_of(params)
             )
-        params = ModelDir.params_for_training(path, model, overrides, params)
-        chosen = recipe(dataset, params)
-        params = with_values(params, chosen)
-        check_readable(params)
         seen, forms = list(params.input.mixture(dataset).examples), dataset.forms
         if params.init.logdir:
             first = ModelDir.open(Path(params.init.logdir))
@@ -115,7 +111,7 @@ class ModelDir:
             tuple(pair.name for pair in dataset.pairs),
             dict(dataset.tags),
             {side: getattr(dataset, f"{side}_vocabulary") for side in SIDES},
-            identity(dataset, params.input.corpora),
+            data,
             plugins_of(params),
             seen_pairs=tuple(dict.fromkeys(seen)),
             forms=forms,
@@ -159,7 +155,31 @@ class ModelDir:
         """Reads a logdir. Raises ValueError: it is not a logdir, it is damaged, or it is of
         another model than the one named."""
         fields = read_fields(path, model)
-        return _opened(path, fields, read_params(path, fields))
+        params = read_params(path, fields)
+        for pair in (*fields["pairs"], *fields["seen_pairs"]):
+            check_pair_name(pair)
+        hashes = fields["vocabularies"]
+        check_fields(hashes, dict.fromkeys(SIDES, str), f"{path / FILE}: vocabularies")
+        vocabularies = {s: Vocabulary.load(path / f"{s}.model", hashes[s]) for s in SIDES}
+        for language, tag in fields["tags"].items():
+            if not 0 <= tag < vocabularies["source"].size:
+                raise ValueError(
+                    f"{path / FILE}: the tag of {language!r} is {tag}; the source vocabulary has "
+                    f"ids 0 to {vocabularies['source'].size - 1}. Restore the file."
+                )
+        return ModelDir(
+            path,
+            fields["model"],
+            params,
+            tuple(fields["pairs"]),
+            fields["tags"],
+            vocabularies,
+            fields.get("dataset") or None,
+            fields["plugins"],
+            tuple(fields["seen_pairs"]),
+            fields["forms"],
+            Fitted(**fields.get("fitted", {})),
+        )
 
     def save(self) -> None:
         """Writes vocabularies and model.json; existing files stay unchanged. Raises OSError:
@@ -181,17 +201,11 @@ class ModelDir:
         contents = {f"{side}.model": v.model_bytes for side, v in self.vocabularies.items()}
         # The last one, because this file makes the directory a logdir.
         contents[FILE] = text.encode("utf-8")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            for name, content in contents.items():
-                path = self.path / name
-                if not path.is_file() or path.read_bytes() != content:
-                    write_whole(path, content)
-        except OSError as error:
-            raise OSError(
-                f"Logdir {self.path} cannot be written ({error}); existing files are unchanged. "
-                f"Free some space or give another --logdir."
-            ) from error
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            path = self.path / name
+            if not path.is_file() or path.read_bytes() != content:
+                write_whole(path, content)
 
     def check_dataset(self, dataset: Dataset) -> None:
         """Checks that a dataset has this model's vocabularies and tags. Raises ValueError: the
@@ -398,36 +412,6 @@ class ModelDir:
             raise ValueError(
                 f"The dataset has more pieces than {self.model} has room for; pass {flags}."
             )
-
-
-def _opened(path: Path, fields: dict[str, Any], params: TranslationParams) -> ModelDir:
-    """The ModelDir for the fields of model.json, after checks of values."""
-    for pair in (*fields["pairs"], *fields["seen_pairs"]):
-        check_pair_name(pair)
-    check_fields(fields["vocabularies"], dict.fromkeys(SIDES, str), f"{path / FILE}: vocabularies")
-    vocabularies = {
-        side: Vocabulary.load(path / f"{side}.model", fields["vocabularies"][side])
-        for side in SIDES
-    }
-    for language, tag in fields["tags"].items():
-        if not 0 <= tag < vocabularies["source"].size:
-            raise ValueError(
-                f"{path / FILE}: the tag of {language!r} is {tag}; the source vocabulary has ids "
-                f"0 to {vocabularies['source'].size - 1}. Restore the file."
-            )
-    return ModelDir(
-        path,
-        fields["model"],
-        params,
-        tuple(fields["pairs"]),
-        fields["tags"],
-        vocabularies,
-        fields.get("dataset") or None,
-        fields["plugins"],
-        tuple(fields["seen_pairs"]),
-        fields["forms"],
-        Fitted(**fields.get("fitted", {})),
-    )
 
 
 def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:

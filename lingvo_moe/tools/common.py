@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import io
-import itertools
 import math
 import os
 import re
@@ -54,12 +53,7 @@ class Flag(NamedTuple):
         given = self.name, self.default, self.help
         required = {"required": True} if self.required else {}
         if self.kind == NAMES:
-            flags.DEFINE_flag(
-                _Names(
-                    _NamesParser(), flags.ArgumentSerializer(), self.name, [],
-                    f"{self.help} May be repeated.",
-                )
-            )  # fmt: skip
+            flags.DEFINE_multi_string(self.name, [], f"{self.help} May be repeated.")
         elif isinstance(self.kind, tuple):
             flags.DEFINE_enum(self.name, self.default, self.kind, self.help)
         elif self.kind in (int, float):
@@ -150,6 +144,10 @@ def _parsed(table: Sequence[Flag], module: ModuleType) -> list[str]:
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str):
                 check_local(f"--{name}", one)
+    for flag in table:
+        if flag.kind == NAMES:
+            texts = FLAGS[flag.name].value or ()
+            FLAGS[flag.name].value = [name for text in texts for name in text.split(",")]
     import_plugins(FLAGS["import"].value or ())
     return arguments
 
@@ -208,19 +206,6 @@ def _given(name):
     for text in FLAGS.set if "set" in FLAGS else ():
         if text.partition("=")[0].strip() == name:
             yield f"--set={text}"
-
-
-class _NamesParser(flags.ListParser):
-    def parse(self, argument):
-        """See flags.ListParser."""
-        if not argument:
-            raise ValueError("it names nothing; give names, or leave the flag out")
-        return super().parse(argument)
-
-
-class _Names(flags.MultiFlag):
-    def _parse(self, arguments):
-        return list(itertools.chain(*super()._parse(arguments)))
 
 
 def define_help(module: ModuleType) -> None:

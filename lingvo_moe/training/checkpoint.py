@@ -120,17 +120,11 @@ class Checkpointer:
         """
         steps = self.steps()
         for step in reversed(steps):
-            try:
-                best = _read_best(self._path(step)).step
-            except OSError as error:
-                logging.warning("%s The best is read from the checkpoint before.", error)
-                continue
-            if best is None or best in steps:
-                return step if best is None else best
-            logging.warning(
-                "The best checkpoint %s is missing; using the newest.", self._path(best)
-            )
-            return step
+            if (best := self._best_of(step)) is not None:
+                if (found := step if best.step is None else best.step) in steps:
+                    return found
+                logging.warning("The best checkpoint %s is missing.", self._path(found))
+                return step
         return steps[-1] if steps else None
 
     def read(
@@ -283,16 +277,17 @@ class Checkpointer:
         steps = self.steps()
         every = {step for step in steps if self.keep_every and step % self.keep_every == 0}
         kept = {saved, *every, *steps[-self.keep :]}
-        for step in list(kept):
-            try:
-                best = _read_best(self._path(step)).step
-                if best is not None:
-                    kept.add(best)
-            except OSError as error:  # no run resumes from it
-                logging.warning("%s", error)
-        for step in steps:
-            if step not in kept:
-                _discard(self._path(step))
+        best = {of.step for step in kept if (of := self._best_of(step))}
+        for step in {*steps} - kept - best:
+            _discard(self._path(step))
+
+    def _best_of(self, step) -> Best | None:
+        """The best by a checkpoint; None if its info.json cannot be read."""
+        try:
+            return _read_best(self._path(step))
+        except OSError as error:
+            logging.warning("%s The checkpoint is left out.", error)
+            return None
 
     def _path(self, step):
         return self.directory / f"step_{step:08d}"
