@@ -165,8 +165,7 @@ def train(
         make_runtime: makes the runtime of the steps: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
         **options: further fields of `jobs.training.TrainingJob`: process, to train in several
-            processes; record_loads, to record the loads of experts; make_scheduler, to move experts
-            between devices.
+            processes; make_scheduler, to move experts between devices; hours, of the run.
 
     Returns:
         The state of training: step, best_step, best_loss.

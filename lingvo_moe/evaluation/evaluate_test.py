@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from lingvo_moe.evaluation.baselines import Baselines, read_hypotheses
-from lingvo_moe.evaluation.evaluate import write_report
+from lingvo_moe.evaluation.evaluate import Baselines, read_hypotheses, write_report
 from lingvo_moe.evaluation.report import load_report
 from lingvo_moe.evaluation.scores import PairOutput
 

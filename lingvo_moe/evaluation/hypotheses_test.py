@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lingvo_moe.evaluation.baselines import hypotheses_path, read_hypotheses, write_hypotheses
+from lingvo_moe.evaluation.evaluate import hypotheses_path, read_hypotheses, write_hypotheses
 from lingvo_moe.evaluation.scores import PairOutput, score_pair
 
 # What may go wrong between a list of texts and the lines of a file.

@@ -1,16 +1,14 @@
-"""Expert loads of a training run: a file format and a recorder.
+"""Expert loads of a training run: a file format.
 
 S steps, L layers, D source devices, E experts.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lingvo_moe.system import npz
-from lingvo_moe.system.files import check_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,64 +68,6 @@ class Trace:
                 raise ValueError(f"loads of shape {sizes} for {shape} steps and layers")
             return found
 
-        return npz.load(path, make, "trace of expert loads", "Record it with --record_loads.")
-
-
-class TraceRecorder:
-    """Collects a trace during training.
-
-    A resumed run continues the file: steps from the resumed one on are recorded again.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        layers: Sequence[str],
-        shape: tuple[int, int],
-        experts: Sequence[int] = (),
-    ):
-        """Opens a recording.
-
-        Args:
-            path: the file that `save` writes; its earlier contents are kept. Its directory is made.
-            layers, experts: as of a Trace.
-            shape: (D, E) of each step.
-
-        Raises:
-            ValueError: the file is of other layers or another shape.
-            OSError: no file can be written there.
-        """
-        self._path, self._layers, self._experts = Path(path), tuple(layers), tuple(experts)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        check_file(self._path)
-        self._loads: dict[int, np.ndarray] = {}
-        if self._path.exists():
-            known = Trace.load(self._path)
-            theirs, ours = (known.layers, known.loads.shape[2:]), (self._layers, shape)
-            if theirs != ours:
-                raise ValueError(
-                    f"{path} is a trace of layers and (groups, experts) {theirs}, not {ours}; "
-                    f"record to another file."
-                )
-            self._loads = dict(zip(known.steps.tolist(), known.loads, strict=True))
-
-    def add(self, step: int, loads: np.ndarray) -> None:
-        """Adds one step.
-
-        Args:
-            step: its number; recorded steps from this one on are removed.
-            loads: [L, D, E], counts; floats are rounded.
-        """
-        if self._loads and next(reversed(self._loads)) >= step:
-            self._loads = {s: a for s, a in self._loads.items() if s < step}
-        self._loads[step] = np.rint(np.asarray(loads)).astype(np.int32)
-
-    def save(self) -> None:
-        """Writes the file; does nothing before the first step."""
-        if self._loads:
-            Trace(
-                loads=np.stack(list(self._loads.values())),
-                steps=np.array(list(self._loads), np.int64),
-                layers=self._layers,
-                experts=self._experts,
-            ).save(self._path)
+        return npz.load(
+            path, make, "trace of expert loads", "python -m experiments.placement.record makes one."
+        )

@@ -1,9 +1,9 @@
-"""Tests of traces: the file and the recorder."""
+"""Tests of the file of a trace."""
 
 import numpy as np
 import pytest
 
-from lingvo_moe.flexmoe.traces import Trace, TraceRecorder
+from lingvo_moe.flexmoe.traces import Trace
 
 
 def _trace(loads, **changes):
@@ -27,32 +27,6 @@ def test_a_layer_has_its_own_number_of_experts(tmp_path):
     trace.save(tmp_path / "loads.npz")
     assert Trace.load(tmp_path / "loads.npz").layer_experts == (2, 3)
     assert trace.of_layer(0).tolist() == [[[1, 2]]]
-
-
-def test_the_recorder_resumes(tmp_path):
-    path = tmp_path / "loads.npz"
-    recorder = TraceRecorder(path, ["a"], (2, 2))
-    recorder.save()
-    assert not path.exists()
-    for step in (0, 10, 20):
-        recorder.add(step, np.full((1, 2, 2), step + 0.1))
-    recorder.save()
-    # A run that resumes from step 10 records 10 anew; what came later is forgotten.
-    recorder = TraceRecorder(path, ["a"], (2, 2))
-    recorder.add(10, np.full((1, 2, 2), 7))
-    recorder.add(20, np.full((1, 2, 2), 8))
-    recorder.save()
-    trace = Trace.load(path)
-    assert trace.steps.tolist() == [0, 10, 20]
-    assert trace.loads[:, 0, 0, 0].tolist() == [0, 7, 8]
-    for layers, shape in ((["b"], (2, 2)), (["a"], (4, 2))):
-        with pytest.raises(ValueError, match="another file"):
-            TraceRecorder(path, layers, shape)
-
-
-def test_a_recording_that_cannot_be_written_is_refused_at_the_start(tmp_path):
-    with pytest.raises(IsADirectoryError, match="directory"):
-        TraceRecorder(tmp_path, ["a"], (2, 2))
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
 from lingvo_moe.data.normalization import NORMALIZATIONS
 from lingvo_moe.data.prepare import prepare
 from lingvo_moe.data.prepare_params import PrepareParams
-from lingvo_moe.evaluation.baselines import IN_OUTPUT
-from lingvo_moe.evaluation.evaluate import write_report
+from lingvo_moe.evaluation.evaluate import IN_OUTPUT, write_report
 from lingvo_moe.evaluation.report import REPORT_FILE, Report, load_report
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.jobs.evaluation import load_translator, made_from, references_of, translate_split

@@ -10,7 +10,7 @@ from lingvo_moe.config.params import override
 from lingvo_moe.data.dataset import SPLITS, Dataset
 from lingvo_moe.data.pipeline import Prefetcher
 from lingvo_moe.data.vocabulary import Vocabulary
-from lingvo_moe.evaluation.baselines import Baselines
+from lingvo_moe.evaluation.evaluate import Baselines
 from lingvo_moe.jobs import baselines
 from lingvo_moe.jobs.baselines import train_baselines
 from lingvo_moe.tasks.model_dir import ModelDir

@@ -17,8 +17,7 @@ from lingvo_moe.data.mixture import identity
 from lingvo_moe.data.pipeline import eval_batches
 from lingvo_moe.data.sentences import left_out
 from lingvo_moe.evaluation import tokenizers
-from lingvo_moe.evaluation.baselines import Baselines
-from lingvo_moe.evaluation.evaluate import write_report
+from lingvo_moe.evaluation.evaluate import Baselines, write_report
 from lingvo_moe.evaluation.language_id import LanguageIdentifier
 from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
 from lingvo_moe.evaluation.report import Report

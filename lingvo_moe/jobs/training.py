@@ -17,7 +17,6 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.tokenizers import bleu_of_languages, chrf_of_languages
 from lingvo_moe.flexmoe.rebalance import Rebalanced
 from lingvo_moe.flexmoe.scheduler import Scheduler
-from lingvo_moe.flexmoe.traces import TraceRecorder
 from lingvo_moe.inference.fit import dev_sample, fit_penalties, is_fitted, translate_and_fit
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.jobs.evaluation import load_translator
@@ -35,7 +34,6 @@ from lingvo_moe.tasks.recipe import first_steps, to_table
 from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.translation import RuntimeFn, TranslationTask
 from lingvo_moe.training.loop import CURE, Evaluation, TrainResult, train
-from lingvo_moe.training.meter import NO_RECORDER, Recorder
 from lingvo_moe.training.process import ALONE, Process
 from lingvo_moe.training.signals import Stopped
 from lingvo_moe.training.step import TrainStep
@@ -56,9 +54,6 @@ class TrainingJob:
         make_runtime: makes the runtime of the steps.
         report: takes each line of progress.
         process: this process among those that train together; they share logdir.
-        record_loads: a file to record how many choices of each expert the tokens of each group
-            make at each step: a flexmoe.traces.Trace whose source devices are the groups. A
-            resumed run continues it. None to record nothing.
         make_scheduler: task -> the scheduler that moves replicas of experts between devices, with
             the dispatcher VExperts; None to move none.
         hours: of the run; in a new logdir it sets train.max_steps, see jobs.hours. None for
@@ -73,7 +68,6 @@ class TrainingJob:
     make_runtime: RuntimeFn
     report: Callable[[str], None] = report
     process: Process = ALONE
-    record_loads: Path | None = None
     make_scheduler: Callable[[TranslationTask], Scheduler] | None = None
     hours: float | None = None
 
@@ -115,8 +109,7 @@ def train_model(job: TrainingJob) -> TrainResult:
 
     Raises:
         ValueError: logdir, dataset and model do not fit together, another process trains in
-            logdir, processes that train together differ, or there are no loads to record or no
-            VExperts to move.
+            logdir, processes that train together differ, or there are no VExperts to move.
     """
     process = job.process
     with contextlib.nullcontext() if process.index else lock.hold(job.logdir):
@@ -125,10 +118,8 @@ def train_model(job: TrainingJob) -> TrainResult:
         )
         if job.hours is not None and not (job.logdir / FILE).exists():
             model_dir = _with_hours(job, model_dir)
-        records = job.record_loads is not None
-        others = {"data": str(model_dir.data), "record_loads": str(records)}
-        process.check_equal(sorted((to_fields(model_dir.params) | others).items()))
-        task = dataclasses.replace(model_dir.task, group_loads=records)
+        process.check_equal((model_dir.data, sorted(to_fields(model_dir.params).items())))
+        task = model_dir.task
         runtime = job.make_runtime(task, train_step(task))
         scheduler = _scheduler(job, task)
         mesh = getattr(runtime, "mesh", None)
@@ -137,16 +128,7 @@ def train_model(job: TrainingJob) -> TrainResult:
             task.params.check_mesh(mesh, task.params.sharding.compute_rules(mesh))
         if scheduler is not None:
             runtime = Rebalanced(runtime, task.placements, scheduler)
-        recorder = NO_RECORDER
-        if job.record_loads is not None and not process.index:
-            moe = task.params.model.moe
-            assert moe, "a task with loads has experts"
-            shape = moe.training.groups, max(task.layer_experts)
-            trace = TraceRecorder(job.record_loads, task.moe_layers, shape, task.layer_experts)
-            recorder = Recorder(
-                lambda step, metrics: trace.add(step, metrics.group_load), trace.save
-            )
-        return run_training(model_dir, job.dataset, runtime, job.report, process, recorder)
+        return run_training(model_dir, job.dataset, runtime, job.report, process)
 
 
 def _with_hours(job, model_dir):
@@ -180,7 +162,6 @@ def run_training(
     runtime,
     report,
     process: Process = ALONE,
-    recorder: Recorder = NO_RECORDER,
 ) -> TrainResult:
     """As `train_model`, with a given logdir and compiled runtime.
 
@@ -231,7 +212,6 @@ def run_training(
             started=begin,
             report=report,
             process=process,
-            recorder=recorder,
         )
     if source.skipped:
         report(f"{source.skipped} drawn examples were longer than a row and left out.")

@@ -13,7 +13,6 @@ import tensorflow as tf
 from lingvo_moe.config.params import override
 from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
-from lingvo_moe.flexmoe.traces import Trace
 from lingvo_moe.jobs import training
 from lingvo_moe.jobs.training import summarize, train_model, train_step
 from lingvo_moe.moe import ragged
@@ -106,21 +105,6 @@ def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):
     assert ModelDir.open(tmp_path).checkpoints.steps() == [3]
     _train_eight_steps(tmp_path)
     _assert_same_weights(tmp_path, whole)
-
-
-@pytest.mark.slow
-def test_loads_are_recorded_step_by_step_and_before_capacity(tmp_path):
-    file = tmp_path / "traces" / "loads.npz"
-    options = ("model.moe.training.groups=2", "model.moe.gating=Top2(second_expert='always')")
-    options += ("model.moe.training.capacity_factor=0.5", "model.moe.decoder_num_experts=4")
-    for stop in (2, 3):
-        _train(tmp_path / "logdir", *options, f"train.max_steps={stop}", record_loads=file)
-    trace = Trace.load(file)
-    assert trace.steps.tolist() == [1, 2, 3]
-    assert trace.layers == ("encoder/layer_00", "decoder/layer_00")
-    assert (trace.loads.shape, trace.layer_experts) == ((3, 2, 2, 8), (8, 4))
-    assert trace.loads.max() > 6  # 0.5 · 96 / 8 is what an expert accepts of a group
-    assert np.all(trace.loads.sum(axis=3) % 2 == 0)  # two choices of each token
 
 
 @functools.cache

@@ -3,14 +3,11 @@ r"""Trains and scores a bilingual baseline for each pair; the same command resum
 lingvo-moe-baselines --model=tiny.Bilingual --data=build/demo/data --output=build/demo/baselines
 """
 
-from absl import flags
-
 from lingvo_moe import api
 from lingvo_moe.evaluation.report import format_table
 from lingvo_moe.tools import common
-from lingvo_moe.tools.common import NAMES, Flag
+from lingvo_moe.tools.common import FLAGS, NAMES, Flag
 
-FLAGS = flags.FLAGS
 TABLE = (
     Flag("model", list, None,
          f"{common.MODEL_HELP} May be repeated: each pair gets the model that is best on dev.",

@@ -10,14 +10,11 @@ rows and seeds are added to the table.
 
 from pathlib import Path
 
-from absl import flags
-
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.jobs.compare import Setting, compare
 from lingvo_moe.tools import common, runtimes
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 
-FLAGS = flags.FLAGS
 TABLE = (
     Flag("data", str, None, "Directory made by lingvo-moe-prepare.", required=True),
     Flag("output", str, None, "Directory for the runs and compare.json.", required=True),

@@ -6,15 +6,12 @@ lingvo-moe-evaluate --model=tiny.MoE --logdir=build/demo/models/tiny.MoE --data=
 
 from pathlib import Path
 
-from absl import flags
-
 from lingvo_moe import api
 from lingvo_moe.evaluation.report import format_table
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, runtimes
-from lingvo_moe.tools.common import NAMES, Flag
+from lingvo_moe.tools.common import FLAGS, NAMES, Flag
 
-FLAGS = flags.FLAGS
 TABLE = (
     Flag("logdir", str, None, "Directory of a trained model.", required=True),
     Flag("data", str, None, "Directory made by lingvo-moe-prepare.", required=True),

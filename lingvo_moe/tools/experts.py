@@ -6,8 +6,6 @@ lingvo-moe-experts --logdir=models/nllb --data=data    # counts the tokens of ea
 
 from pathlib import Path
 
-from absl import flags
-
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.experts import analyze, layers_table, pairs_table
 from lingvo_moe.evaluation.routing import RoutingRecord
@@ -15,9 +13,8 @@ from lingvo_moe.jobs.evaluation import record_routing
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 
-FLAGS = flags.FLAGS
 TABLE = (
     Flag("logdir", str, None, "Directory of a trained model.", required=True),
     Flag("data", str, None,

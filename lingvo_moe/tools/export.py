@@ -12,8 +12,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-from absl import flags
-
 from lingvo_moe import api
 from lingvo_moe.config.params import classes, override, parse_policy
 from lingvo_moe.config.registry import get_params
@@ -26,9 +24,8 @@ from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.report import compare
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
-from lingvo_moe.tools.common import NAMES, Flag
+from lingvo_moe.tools.common import FLAGS, NAMES, Flag
 
-FLAGS = flags.FLAGS
 TABLE = (
     Flag("logdir", str, None, "Directory of a trained model."),
     Flag("output", str, None, "Directory to write the export to.", required=True),

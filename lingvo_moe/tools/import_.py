@@ -7,14 +7,11 @@ lingvo-moe-translate --logdir=/tmp/nllb --source_language=eng_Latn --to=fra_Latn
 import shlex
 from pathlib import Path
 
-from absl import flags
-
 from lingvo_moe.nn.layer import count_weights
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.tools import common
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 
-FLAGS = flags.FLAGS
 TABLE = (
     Flag("from", str, None,
          "Directory with config.json, .safetensors files and the files of the tokenizer.",

@@ -7,8 +7,6 @@ lingvo-moe-models --json
 
 import json
 
-from absl import flags
-
 from lingvo_moe.config import registry
 from lingvo_moe.config.params import override, to_text
 from lingvo_moe.nn.layer import count_weights
@@ -16,9 +14,8 @@ from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import common
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 
-FLAGS = flags.FLAGS
 TABLE = (
     Flag("show", str, None, "Print the resolved params of this model."),
     Flag("json", bool, False, "Print the list as JSON."),

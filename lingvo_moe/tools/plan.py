@@ -9,8 +9,6 @@ lingvo-moe-train --flagfile=build/plan/plan.flags --data=DATA --logdir=LOGDIR
 import json
 from pathlib import Path
 
-from absl import flags
-
 from lingvo_moe.hardware.chips import HARDWARE, NAMES, find_hardware
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.plan import format_plan, make_plan
@@ -19,9 +17,8 @@ from lingvo_moe.sbp.types import parse_mesh
 from lingvo_moe.system.files import check_output, new_directory
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tools import common
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 
-FLAGS = flags.FLAGS
 MAKER = "lingvo-moe-plan"
 TABLE = (
     Flag("model", str, None, common.MODEL_HELP),

@@ -8,17 +8,14 @@ lingvo-moe-prepare --corpus=DIR --output=DIR --beam -- --runner=FlinkRunner
 import dataclasses
 from typing import Any
 
-from absl import flags
-
 from lingvo_moe import api
 from lingvo_moe.config.params import override
 from lingvo_moe.data.normalization import NORMALIZATIONS
 from lingvo_moe.data.prepare import PrepareParams, format_dataset
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.tools import common
-from lingvo_moe.tools.common import NAMES, Flag
+from lingvo_moe.tools.common import FLAGS, NAMES, Flag
 
-FLAGS = flags.FLAGS
 _OF_NEW_VOCABULARIES = (
     "source_vocab_size",
     "target_vocab_size",

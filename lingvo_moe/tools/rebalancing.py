@@ -2,18 +2,15 @@
 
 import dataclasses
 
-from absl import flags
-
 from lingvo_moe.flexmoe.cost import CostModel
 from lingvo_moe.flexmoe.policy_maker import PolicyMaker
 from lingvo_moe.flexmoe.rates import ExpertShape, from_hardware
 from lingvo_moe.flexmoe.scheduler import Scheduler
 from lingvo_moe.hardware.chips import NAMES, find_hardware
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 from lingvo_moe.training.replicas import tensors_to_move
 
-FLAGS = flags.FLAGS
 MEASURED = "measured"
 # The flag of `make_scheduler`.
 TABLE = (

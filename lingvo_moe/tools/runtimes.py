@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from absl import flags
 
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.sbp.types import Mesh, parse_mesh
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import common
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 from lingvo_moe.training.process import ALONE, Process
 from lingvo_moe.training.step import TrainStep
 
-FLAGS = flags.FLAGS
 # The flags of `make_runtime`.
 TABLE = (
     Flag("runtime", ("local", "spmd", "xla"), "local",

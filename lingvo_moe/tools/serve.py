@@ -12,13 +12,11 @@ import importlib.util
 import logging
 from typing import Any
 
-from absl import flags
-
 from lingvo_moe.server.params import ServerParams
 from lingvo_moe.tools import common
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 
-FLAGS, _D = flags.FLAGS, ServerParams()
+_D = ServerParams()
 TABLE = (
     Flag("model", list, None, "NAME=DIR, or DIR: a logdir or an export. May be repeated.",
          required=True),

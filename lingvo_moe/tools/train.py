@@ -6,15 +6,10 @@ lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny8 --r
     --set="model.moe.training=Einsum(groups=8)"
 """
 
-from pathlib import Path
-
-from absl import flags
-
 from lingvo_moe import api
 from lingvo_moe.tools import common, rebalancing, runtimes
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 
-FLAGS = flags.FLAGS
 TABLE = (
     Flag("model", str, None, common.MODEL_HELP, required=True),
     Flag("data", str, None, "Directory made by lingvo-moe-prepare.", required=True),
@@ -26,8 +21,6 @@ TABLE = (
          "Length of the run, instead of --max_steps: the first steps are measured. That, compiling "
          "and the length penalty take some minutes more.", least=0.001),
     common.SET,
-    Flag("record_loads", str, None,
-         "File to record the loads of experts in, for experiments/placement."),
     *rebalancing.TABLE,
     *runtimes.TABLE,
     *runtimes.PROCESS_TABLE,
@@ -52,7 +45,6 @@ def main() -> None:
             make_runtime=runtimes.make_runtime,
             report=report,
             process=process,
-            record_loads=None if FLAGS.record_loads is None else Path(FLAGS.record_loads),
             make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
         )
         report(f"Done at step {result.step}; {result.best}.")

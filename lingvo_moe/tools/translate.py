@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from absl import flags
 
 from lingvo_moe.config import child
 from lingvo_moe.config.params import override
@@ -37,9 +36,8 @@ from lingvo_moe.system.lines import ArrivingLines, blocks, decode_lines, paired,
 from lingvo_moe.system.progress import Progress
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, runtimes
-from lingvo_moe.tools.common import Flag
+from lingvo_moe.tools.common import FLAGS, Flag
 
-FLAGS = flags.FLAGS
 _OF_TRANSLATING = ("n_best", "beam_size", "processes", "scores")
 _OF_SCORING = ("decoding.tokens", "decoding.source_prefix", "decoding.batch_tokens")
 TABLE = (

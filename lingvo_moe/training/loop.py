@@ -15,7 +15,7 @@ from lingvo_moe.system.progress import hours
 from lingvo_moe.system.progress import report as print_line
 from lingvo_moe.training.checkpoint import NO_BEST, Best, Checkpoint, Checkpointer
 from lingvo_moe.training.criteria import Criterion, DevLoss
-from lingvo_moe.training.meter import NO_RECORDER, Meter, Recorder
+from lingvo_moe.training.meter import Meter
 from lingvo_moe.training.process import ALONE, Interruption, Process
 from lingvo_moe.training.saver import Saver
 from lingvo_moe.training.signals import deferred
@@ -88,7 +88,6 @@ def train(
     evaluate: Callable[[int], Evaluation | None],
     report: Callable[[str], None] = print_line,
     process: Process = ALONE,
-    recorder: Recorder = NO_RECORDER,
     initialize: Callable[[], None] | None = None,
     started: Callable[[int], None] = lambda step: None,
 ) -> TrainResult:
@@ -108,7 +107,6 @@ def train(
         evaluate: step -> scores of the runtime's weights on dev; None without dev data.
         report: takes each line of progress.
         process: this process among those that train together; each saves its own pieces.
-        recorder: records the metrics of each step.
         initialize: initializes the runtime where there is no checkpoint; None draws all weights.
         started: called with the number of steps taken, before this run's first step, after the
             state is initialized or restored. Nothing in logdir is written before it.
@@ -116,7 +114,7 @@ def train(
     Raises FloatingPointError: too many steps were not finite, or the state is not finite; earlier
     checkpoints are finite; OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
-    loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
+    loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process)
     with deferred() as received, loop.saver:
         return loop.run(received, initialize or loop.draw, started)
 
@@ -124,17 +122,14 @@ def train(
 class _Loop:
     """The state of training: steps taken and saved, and the best evaluation."""
 
-    def __init__(
-        self, runtime, batches, params, logdir, summarize, evaluate, report, process, recorder
-    ):
+    def __init__(self, runtime, batches, params, logdir, summarize, evaluate, report, process):
         self.runtime, self.batches, self.params = runtime, batches, params
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
         keep = params.keep_checkpoints, params.keep_every_steps
         self.checkpoints = Checkpointer(logdir / "checkpoints", *keep, process)
         self.saver = Saver(self.checkpoints)
         self.logdir, self.process = logdir, process
-        self.recorder, self.interruption = recorder, Interruption(process)
-        self.meter = Meter(recorder)
+        self.interruption, self.meter = Interruption(process), Meter()
         self.step, self.saved_step, self.best = 0, None, NO_BEST
         self.started_at = 0  # step
         self.is_sound = True  # False after a step that failed, which may have changed some weights
@@ -336,8 +331,6 @@ class _Loop:
         self.meter.leave_out(self.evaluation_seconds)
 
     def _save(self):
-        self.meter.record()
-        self.recorder.save()
         state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
         with self._watched():
             self.saver.save(self.step, {**self.runtime.state(), **state}, self.best)

@@ -20,7 +20,6 @@ from lingvo_moe.training import loop, meter
 from lingvo_moe.training.checkpoint import Checkpointer
 from lingvo_moe.training.criteria import DevBleu, DevLoss
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
-from lingvo_moe.training.meter import NO_RECORDER, Recorder
 from lingvo_moe.training.process import ALONE, Interruption, Process
 from lingvo_moe.training.train_params import TrainParams
 
@@ -82,7 +81,6 @@ def _train(
     batches=None,
     losses=None,
     bleu=None,
-    recorder=NO_RECORDER,
     report=None,
     process=ALONE,
     **params,
@@ -104,7 +102,6 @@ def _train(
             None,
         ),
         report=report or lines.append,
-        recorder=recorder,
         process=process,
     )
     return runtime.total, result, lines
@@ -378,18 +375,3 @@ def test_a_weight_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, monkey
 def test_params_are_checked(params, message):
     with pytest.raises(ValueError, match=message):
         TrainParams(**params)
-
-
-def test_a_recorder_sees_each_step_once_and_saves_with_checkpoints(tmp_path):
-    seen = []
-    recorder = Recorder(
-        lambda step, metrics: seen.append((step, float(metrics.nll))), lambda: seen.append("save")
-    )
-    # Lines at 2, 4, …; checkpoints at 3, between two of them, at 5 and at the end, 7.
-    every = {"recorder": recorder, "log_every": 2, "checkpoint_every": 3}
-    _train(tmp_path, max_steps=7, **every)
-    sums = [(step, step * (step + 1) / 2) for step in range(1, 10)]
-    assert seen == [*sums[:3], "save", *sums[3:5], "save", *sums[5:6], "save", *sums[6:7], "save"]
-    seen.clear()
-    _train(tmp_path, max_steps=9, **every)
-    assert seen == [*sums[7:9], "save"]

@@ -1,39 +1,23 @@
 """The metrics and the speed of the steps since the last line of progress."""
 
 import time
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from lingvo_moe.nn.nested_map import NestedMap
 
 
-class Recorder(NamedTuple):
-    """Records the metrics of every step."""
-
-    # (step, its metrics), called once for each step, in order, when the loop waits for the device.
-    # After resuming from step n the next step is n + 1.
-    add: Callable[[int, NestedMap], None]
-    save: Callable[[], None]  # called before each checkpoint is written
-
-
-NO_RECORDER = Recorder(lambda step, metrics: None, lambda: None)
-
-
 class Meter:
     """Collects the metrics of steps, and measures their time."""
 
-    def __init__(self, recorder: Recorder = NO_RECORDER):
-        """recorder: gets the metrics of each step that is not skipped."""
-        self._recorder = recorder
+    def __init__(self) -> None:
         self.start(0)
 
     def start(self, step: int) -> None:
         """Starts to measure after step number `step`; forgets all earlier steps."""
         self._step = step
         self._metrics: list[NestedMap] = []
-        self._counted = self._recorded = 0  # numbers of these metrics
+        self._counted = 0  # number of these metrics that `new_skips` has seen
         self._since, self._compiling, self._compiled = time.monotonic(), 0.0, 0
         self._waited = 0.0
 
@@ -62,21 +46,13 @@ class Meter:
     def new_skips(self) -> list[bool]:
         """Whether each step since the last call was skipped; waits for the device."""
         new, self._counted = self._metrics[self._counted :], len(self._metrics)
-        return [_is_skipped(metrics) for metrics in new]
-
-    def record(self) -> None:
-        """Passes the steps since the last call to the recorder, without skipped ones."""
-        for i in range(self._recorded, len(self._metrics)):
-            if not _is_skipped(self._metrics[i]):
-                self._recorder.add(self._step + i + 1, self._metrics[i])
-        self._recorded = len(self._metrics)
+        return [bool(np.asarray(metrics.skipped_steps)) for metrics in new]
 
     def read(self) -> tuple[NestedMap, float, float, float]:
         """The measurements since the last `read`, over at least one step; starts again. Returns the
         sums of the metrics, numpy, with `steps`, the number of steps that were not skipped; the
         seconds of all steps, without compiling; the number of all steps a second; and the seconds
         in which they waited for their batches."""
-        self.record()
         first, *others = self._metrics
         count = 1 + len(others)
         summed = first.map(lambda *xs: sum(np.asarray(x) for x in xs), *others)
@@ -91,7 +67,3 @@ class Meter:
         if measured <= 0:
             return elapsed
         return (elapsed - self._compiling) * count / measured
-
-
-def _is_skipped(metrics):
-    return bool(np.asarray(metrics.skipped_steps))
