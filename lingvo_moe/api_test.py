@@ -89,8 +89,6 @@ class TestTranslate:
                 penalty = ((5 + len(translation.tokens)) / 6) ** 5.0
                 assert translation.score == pytest.approx(total / penalty, rel=1e-4)
                 assert "".join(translation.source) == f"▁so {sentence}".replace(" ", "▁")
-                words = {place for place, _ in translation.alignment}
-                assert words <= set(range(1 + len(sentence.split())))
         alone = model.translate(SENTENCES[2:], "en", n_best=2, tokens=True, **options)[0]
         assert [t.text for t in alone] == [t.text for t in found[2]]
 

@@ -13,7 +13,7 @@ from lingvo_moe.testing.files import contents
 
 ROOT = Path(__file__).parents[2]
 # What preparation imports; `pip install '.[beam]'` would also install TensorFlow.
-_PACKAGES = ["apache-beam>=2.77,<3", "langcodes", "numpy", "protobuf", "sacrebleu", "sentencepiece"]
+_PACKAGES = ["apache-beam>=2.77,<3", "numpy", "protobuf", "sacrebleu", "sentencepiece"]
 _WORKERS = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
 _LINES = 300
 

@@ -66,8 +66,6 @@ class Dataset:
     # shard -> its checksum (see data.records); {} before `save`
     checksums: dict[str, str] = dataclasses.field(default_factory=dict)
     tags_on_both_sides: bool = False  # whether each side begins with the tag of its language
-    # target language -> "NFC" or "NFD", the form of its text; see `surface.form_of`
-    forms: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def load(directory: Path) -> "Dataset":
@@ -96,7 +94,6 @@ class Dataset:
             "pairs": pairs,
             "tags": self.tags,
             "tags_on_both_sides": self.tags_on_both_sides,
-            "forms": self.forms,
             "vocabularies": {
                 side: {
                     "file": f"{side}.model",
@@ -219,7 +216,7 @@ def _open_files():
 
 def _from_json(directory, fields) -> Dataset:
     """The Dataset that the fields of dataset.json describe."""
-    texts = {"checksums": dict[str, str], "forms": dict[str, str], "tags_on_both_sides": bool}
+    texts = {"checksums": dict[str, str], "tags_on_both_sides": bool}
     hints = {"pairs": list, "tags": dict[str, int], "checks": dict[str, dict[str, int]], **texts}
     check_fields(fields, hints | {"vocabularies": dict[str, dict[str, str | int]]}, FILE)
     check_fields(fields["vocabularies"], dict.fromkeys(SIDES, dict), f"{FILE}: vocabularies")

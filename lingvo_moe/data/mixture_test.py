@@ -21,7 +21,7 @@ def _make(directory, sizes=SIZES, word="cat"):
         ids = [np.array([4, 30 + index, 100 + i, 2]) for i in range(size)]
         write_records(directory / shard, (Example(one, one[1:]) for one in ids))
         languages = name.split("-")
-        pairs.append(PairInfo(name, *languages, index, {"train": size}, {"train": [shard]}))
+        pairs.append(PairInfo(name, *languages, index, {"train": size}, {"train": {shard: size}}))
     hashes = {}
     for side in ("source", "target"):
         vocabulary.save(directory / f"{side}.model")

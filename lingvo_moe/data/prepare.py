@@ -16,7 +16,6 @@ from lingvo_moe.config.params import to_fields
 from lingvo_moe.config.plugins import source_files
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
-from lingvo_moe.data.language_codes import are_near, code_warnings
 from lingvo_moe.data.prepare_pair import STAGES, Work, digest_of
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.stages import (
@@ -27,7 +26,6 @@ from lingvo_moe.data.stages import (
     run_stage,
     stages,
 )
-from lingvo_moe.data.surface import form_of
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.reporting.table import Table
@@ -105,7 +103,7 @@ def prepare(
     if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
         raise ValueError(f"Give an output outside the corpus, not {output}, or one that holds it.")
     pairs = _directions(find_pairs(corpus, report, not params.extend), params.both_directions)
-    _check_languages(pairs, params, report)
+    _check_languages(pairs, params)
     check_output(output, MAKER, overwrite)
     directory = output.with_name(f"{output.name}.parts")
     files = sorted({path for pair in pairs for paths in pair.files.values() for path in paths})
@@ -141,11 +139,8 @@ def prepare(
     return dataset
 
 
-def _check_languages(pairs, params: PrepareParams, report: Callable[[str], None]) -> None:
-    """Warns of several codes of a language; refuses languages of targets that are not trained."""
-    languages = {language for pair in pairs for language in (pair.source, pair.target)}
-    for line in code_warnings(languages):
-        report(line)
+def _check_languages(pairs, params: PrepareParams) -> None:
+    """Refuses languages of targets that are not trained."""
     trained = {pair.target for pair in pairs if "train" in pair.files}
     if params.zero_shot_targets or not trained:
         return
@@ -153,12 +148,10 @@ def _check_languages(pairs, params: PrepareParams, report: Callable[[str], None]
         trained |= Vocabulary.load(Path(params.extend) / "source.model").tags.keys()
     unknown = [pair for pair in pairs if pair.target not in trained]
     if unknown:
-        near = [one for one in sorted(trained) if are_near(one, unknown[0].target)]
         raise ValueError(
             f"There is dev or test text of {first_of([pair.name for pair in unknown])}, but no "
             f"train text into {unknown[0].target}, so no model learns to write it."
-            f"{f' Did you mean {near[0]}? Then rename the files.' if near else ''} Add train text, "
-            f"leave these pairs out, or pass --set=zero_shot_targets=True."
+            f" Add train text, leave these pairs out, or pass --set=zero_shot_targets=True."
         )
 
 
@@ -275,22 +268,9 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
             hashes,
             checks,
             tags_on_both_sides=both,
-            forms=_forms(work),
         )
         dataset.save()
     return Dataset.load(output)
-
-
-def _forms(work: Work) -> dict[str, str]:
-    """Target language -> the form of its dev text, or of train if dev has none."""
-    found: dict[str, str | None] = {}
-    for split in ("dev", "train"):
-        texts: dict[str, list[str]] = collections.defaultdict(list)
-        for pair in work.each_pair():
-            if pair.pair.target not in found and split in pair.pair.files:
-                texts[pair.pair.target] += [line.target for line in pair.sample(split)]
-        found |= {language: form_of(lines) for language, lines in texts.items()}
-    return {language: form for language, form in found.items() if form}
 
 
 def _held_targets_in_train(work: Work) -> dict[str, np.ndarray]:

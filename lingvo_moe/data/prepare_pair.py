@@ -160,7 +160,6 @@ def digest_of(path: Path) -> str:
 
 KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts on lines; other values are numbers of rules
 _BYTES_PER_KEY = 80  # memory for sorting
-_SAMPLED_BLOCKS = 4  # for statistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,13 +374,6 @@ class PairWork:
         lines = self.block(split, number)
         return [lines[i] for i in np.flatnonzero(self.verdicts(split, number) == KEPT)]
 
-    def sample(self, split: str, most: int = 2000) -> list[SentencePair]:
-        """At most this number of kept lines, spread over the first and every further block."""
-        blocks = list(self.blocks(split))
-        blocks = blocks[:: -(-len(blocks) // _SAMPLED_BLOCKS) or 1]
-        lines = [line for block in blocks for line in self.kept(*block)]
-        return lines[:: -(-len(lines) // most) or 1]
-
     def kept_texts(self, side: int) -> Iterator[tuple[int, Callable[[], list[str]]]]:
         """One side of the kept lines of train: blocks of a `Texts`."""
 
@@ -495,10 +487,9 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def count_changed(vocabulary: Vocabulary, texts: Sequence[str]) -> int:
-    """The number of texts that change when encoded and decoded: a model cannot write them.
-
-    Changes by `nfc` do not count: they change only how the same characters are coded.
-    """
+    """The number of texts that change when encoded and decoded, but for their spaces: a model
+    cannot write them."""
     restored = vocabulary.decode(vocabulary.encode(texts))
-    both = zip(normalize(texts), normalize(restored), strict=True)
-    return sum(text != written for text, written in both)
+    return sum(
+        text.split() != written.split() for text, written in zip(texts, restored, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""The surface of a line: whether it has words, capitals, and Unicode's form of its accents.
+"""The surface of a line: whether it has words, and capitals.
 
 A line without words is copied. A line in capitals is translated in lower case, and its
 translation is put in capitals. `serving/graph_surface.py` does the same in a graph, so patterns are
@@ -7,11 +7,8 @@ those that Python and RE2 read alike.
 Exported models contain a copy of this file, so it imports only the standard library and `lines`.
 """
 
-import collections
-import functools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
 
 from lingvo_moe.system.lines import is_blank, one_line
 
@@ -27,10 +24,6 @@ ADDRESS = (  # a URL, a domain or an e-mail address, in brackets or quotes
     rf"""|(?:mailto:)?[A-Za-z0-9._%+-]+@{_DOMAIN}+\.[A-Za-z0-9-]+"""
     r""")[)"'>\]},.;:!?]*"""
 )
-FORMS: Mapping[str, Callable[[str], str]] = {
-    "NFC": functools.partial(unicodedata.normalize, "NFC"),
-    "NFD": functools.partial(unicodedata.normalize, "NFD"),
-}
 INFORMATION = "ℹ"  # an emoji that Unicode counts as a letter
 SMALL = "ß" + INFORMATION  # lower-case letters that a line in capitals may have
 ORDINALS = "ªº"  # the same for letters without case
@@ -83,21 +76,10 @@ def as_read(text: str, language: str | None = None) -> str:
     return lowered(text, language) if shouted(text) else text
 
 
-def as_written(text: str, source: str, language: str, forms: Mapping[str, str]) -> str:
+def as_written(text: str, source: str, language: str) -> str:
     """A model's translation of the line `source` as a user reads it: `raised` if that is in
-    capitals, and in the language's form of `forms`, see `form_of`."""
-    text = raised(text, language) if shouted(source) else text
-    return FORMS[forms[language]](text) if language in forms else text
-
-
-def form_of(texts: Iterable[str]) -> str | None:
-    """ "NFC" or "NFD" if 90% of the texts in which they differ have this form; else None."""
-    counts = collections.Counter[str]()
-    for text in texts:
-        forms = {form: normalize(text) for form, normalize in FORMS.items()}
-        if len(set(forms.values())) > 1:
-            counts.update(["differ", *(form for form in FORMS if forms[form] == text)])
-    return next((f for f in FORMS if counts[f] and counts[f] >= 0.9 * counts["differ"]), None)
+    capitals."""
+    return raised(text, language) if shouted(source) else text
 
 
 def lowered(text: str, language: str | None = None) -> str:

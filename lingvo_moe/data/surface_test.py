@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from lingvo_moe.data.surface import copy_of, form_of, lowered, raised, shouted, wordless
+from lingvo_moe.data.surface import copy_of, lowered, raised, shouted, wordless
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,3 @@ def test_lower_case(text, language, expected):
 )
 def test_capitals(text, language, expected):
     assert raised(text, language) == expected
-
-
-def test_the_form_of_texts():
-    composed, decomposed = ["\xe9", "a"] * 9, ["e\u0301", "a"] * 9
-    assert form_of(composed) == form_of([*composed, "e\u0301"]) == "NFC"  # of 10 that differ, 9
-    assert form_of(decomposed) == "NFD"
-    assert form_of(composed + decomposed) is None
-    assert form_of(["a"]) is None

@@ -1,14 +1,13 @@
 """SentencePiece vocabularies that cover small languages too."""
 
-import collections
 import dataclasses
 import functools
 import hashlib
 import io
 import re
-import threading
+import string
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -98,17 +97,6 @@ class Vocabulary:
         return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 
     @functools.cached_property
-    def keeps_first_spaces(self) -> bool:
-        """Whether decoding keeps all spaces before the first word but one."""
-        rules = ModelFile.FromString(self.model_bytes).normalizer_spec
-        return rules.add_dummy_prefix and not rules.remove_extra_whitespaces
-
-    @functools.cached_property
-    def is_byte(self) -> np.ndarray:
-        """bool [size]: whether a piece is a byte; bytes spell characters that have no piece."""
-        return np.array([self._processor.is_byte(i) for i in range(self.size)], bool)
-
-    @functools.cached_property
     def tags(self) -> dict[str, int]:
         """Target language -> the id of its tag."""
         pieces = enumerate(self.pieces(range(self.size)))
@@ -116,24 +104,11 @@ class Vocabulary:
         return {tag[1]: i for tag, i in found if tag and self._processor.is_control(i)}
 
     @functools.cached_property
-    def ids_by_content(self) -> dict[bytes, list[int]]:
-        """The text of pieces -> their ids; the text of a byte is the byte."""
-        sp, found = self._processor, collections.defaultdict(list)
-        for index in range(self.size):
-            if not (sp.is_control(index) or sp.is_unknown(index) or sp.is_unused(index)):
-                piece = sp.id_to_piece(index)
-                is_byte = sp.is_byte(index)  # such as <0x0A>
-                content = (
-                    bytes([int(piece[3:5], 16)]) if is_byte else piece.replace(SPACE, " ").encode()
-                )
-                found[content].append(index)
-        return found
-
-    @functools.cached_property
     def spaces(self) -> tuple[int, ...]:
         """The ids of pieces that are only spaces."""
-        contents = self.ids_by_content.items()
-        return tuple(i for content, ids in contents if content.isspace() for i in ids)
+        blank = {f"<0x{ord(c):02X}>" for c in string.whitespace}  # pieces that are bytes
+        pieces = enumerate(self.pieces(range(self.size)))
+        return tuple(i for i, piece in pieces if piece in blank or {*piece} <= {" ", SPACE})
 
     def tag(self, language: str) -> int:
         """The id of a target language's tag. Raises ValueError: the vocabulary has no such tag."""
@@ -205,8 +180,7 @@ def train_vocabulary(
     sample = normalize(list(sampled), normalization)
     model = io.BytesIO()
     try:
-        _run_in_thread(
-            sentencepiece.SentencePieceTrainer.train,
+        sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sample),
             model_writer=model,
             vocab_size=size,
@@ -255,23 +229,6 @@ def _effort(sentences: int, size: int) -> dict[str, int]:
     if sentences <= _FEW_SENTENCES:
         return {"num_threads": 1}
     return {"num_threads": 2, "seed_sentencepiece_size": min(1_000_000, max(100_000, 25 * size))}
-
-
-def _run_in_thread(function: Callable, **kwargs) -> None:
-    """Calls a long-running native function in a thread, so that Ctrl-C works meanwhile."""
-    errors = []
-
-    def run():
-        try:
-            function(**kwargs)
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
 
 
 def _sample(texts, temperature, max_sentences, rng) -> Iterator[str]:

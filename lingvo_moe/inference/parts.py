@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from lingvo_moe.data.sentences import Part, join_parts
 from lingvo_moe.data.surface import as_written
 
-_SPACE, _EOS = "▁", "</s>"  # SentencePiece's
-
 
 class Token(NamedTuple):
     """A token of a translation."""
@@ -43,33 +41,6 @@ class Translation(NamedTuple):
         each = [token._asdict() for token in self.tokens]
         return fields | {"tokens": each, "source": list(self.source)}
 
-    @property
-    def alignment(self) -> list[tuple[int, int]]:
-        """(source word, target word), counted from 0: the words aligned by attention.
-
-        Words are what spaces separate.
-        """
-        written = [token for token in self.tokens if token.text != _EOS and token.source >= 0]
-        read = _word_numbers(self.source)
-        words = _word_numbers([token.text for token in written])
-        return sorted(
-            {(read[token.source], word) for token, word in zip(written, words, strict=True)}
-        )
-
-
-def _word_numbers(pieces: Sequence[str]) -> list[int]:
-    """The number of the word that each piece is in; spaces are in the word that follows."""
-    numbers, word, after_space = [], -1, True
-    for piece in pieces:
-        if not piece.strip(_SPACE):
-            after_space = True
-            numbers.append(word + 1)
-            continue
-        word += after_space or piece.startswith(_SPACE)
-        after_space = piece.endswith(_SPACE)
-        numbers.append(word)
-    return [min(number, max(word, 0)) for number in numbers]  # no word follows the last spaces
-
 
 class TranslatedPart(NamedTuple):
     """A translation of a part of a sentence and its number of tokens, with EOS; 0 if not found."""
@@ -79,7 +50,7 @@ class TranslatedPart(NamedTuple):
 
     def written(self, part: Part, to: str) -> "TranslatedPart":
         """The same in capitals if the part was given in capitals; `to` is its language."""
-        text = as_written(self.translation.text, part.given, to, {})
+        text = as_written(self.translation.text, part.given, to)
         return self._replace(translation=self.translation._replace(text=text))
 
 

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import logging
@@ -38,8 +38,6 @@ class TextTranslator(abc.ABC):
     part_pieces: int  # largest number of pieces of what is translated as a whole
     added: int = 0  # tokens that the model reads besides the pieces of a part
     tags: int = 0  # number of language tags in front of a translation; the score counts them
-    # target language -> form of its translations, such as `ModelDir.forms`
-    forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fitted: Fitted = UNFITTED  # values of params of decoding that are FROM_DATA
     penalties: tuple[float, ...] = ()  # as of a Request
     pairs: Sequence[str] = ()  # the model's language pairs, such as "de-en"
@@ -149,7 +147,7 @@ class TextTranslator(abc.ABC):
         """The N translations of a sentence from those of its parts."""
         if not parts:
             count = len(self.penalties) or self.decoding.n_best
-            return [Translation(written(sentence, to, self.forms, (), ()), 0.0)] * count
+            return [Translation(written(sentence, to, (), ()), 0.0)] * count
         search = self.decoding.filled(self.fitted, to)
 
         def penalty(length):
@@ -160,4 +158,4 @@ class TextTranslator(abc.ABC):
         ]
         # With penalties translation n is that of penalty n.
         merged = merge_hypotheses(rows, parts, None if self.penalties else penalty)
-        return [one._replace(text=as_written(one.text, sentence, to, self.forms)) for one in merged]
+        return [one._replace(text=as_written(one.text, sentence, to)) for one in merged]

@@ -108,7 +108,6 @@ class Translator(TextTranslator):
             decoding=params.decoding,
             added=len(params.language_tags.in_front) + 1,  # and EOS
             tags=int(params.language_tags.on_target),
-            forms=model_dir.forms,
             fitted=model_dir.fitted,
             pairs=model_dir.translated_pairs,
         )

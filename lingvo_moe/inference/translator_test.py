@@ -10,7 +10,6 @@ from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.inference import texts
 from lingvo_moe.inference.parts import (
-    Token,
     TranslatedPart,
     Translation,
     merge_hypotheses,
@@ -72,12 +71,6 @@ def test_a_line_in_capitals_is_read_in_lower_case_and_written_in_capitals():
     assert sorted(texts) == sorted(["kara imi.", "so", *lines[1:3], "Kara.", "so kara!", "Ti."])
 
 
-def test_translations_have_the_form_of_their_language():
-    translator = dataclasses.replace(translator_of(saying("\xe9")), forms={"en": "NFD"})
-    lines = ["kara mi", "KARA MI"]
-    assert [best[0].text for best in translator(lines, "en")] == ["e\u0301", "E\u0301"]
-
-
 @pytest.mark.parametrize("character", "\n\v\x85\u2028")
 def test_a_translation_is_one_line_for_every_reader(character):
     [[translation]] = translator_of(saying(f"a{character}b"))(["kara"], "en")
@@ -126,14 +119,6 @@ def test_a_stream_is_read_block_by_block(monkeypatch):
     assert read == [0, 1, 2]
     assert [best[0].text for best in stream] == ["a", "", "a", "", "a", "", "a"]
     assert read == list(range(8))
-
-
-def test_words_are_aligned_by_what_their_tokens_looked_at():
-    # "He sees ice cream" of "ka rami so": sees looks at rami (pieces 1 and 2), cream at so.
-    written = [("▁He", 0), ("▁s", 1), ("ees", 2), ("▁ice", 3), ("▁cream", 3), ("</s>", 0)]
-    tokens = tuple(Token(text, -0.1, place) for text, place in written)
-    translation = Translation("He sees ice cream", -0.5, tokens, ("▁ka", "▁ra", "mi", "▁so"))
-    assert repr(translation.alignment) == "[(0, 0), (1, 1), (2, 2), (2, 3)]"  # no False, no True
 
 
 def test_merged_hypotheses_are_ordered_by_their_scores():

@@ -10,7 +10,6 @@ import numpy as np
 
 from lingvo_moe.config.params import to_fields
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.data.language_codes import code_warnings
 from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
 from lingvo_moe.evaluation.report_columns import length_ratio, length_warnings
 from lingvo_moe.evaluation.routing import RoutingRecord
@@ -343,15 +342,12 @@ class _Evaluator:
             )
 
     def warnings(self) -> list[str]:
-        """Warnings: a language has two codes; there are no dev lines to evaluate."""
-        names = "-".join([*self._model_dir.pairs, *self._model_dir.seen_pairs])
-        codes = code_warnings(names.split("-"))
+        """Warnings: there are no dev lines to evaluate."""
         if self._dev.sampled or self._dev.rest:
-            return codes
+            return []
         patience = self._model_dir.params.train.patience
         ends = f", and train.patience={patience} has no effect" if patience else ""
         return [
-            *codes,
             f"Warning: there are no dev lines, or all are longer than a row, so the last "
             f"checkpoint is used after training{ends}.",
         ]

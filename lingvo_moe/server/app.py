@@ -33,7 +33,6 @@ _CLIENT_CLOSED = 499  # nginx's status if the client closed the connection
 _TRY_ANOTHER = {"Retry-After": "1"}
 # The server waits so long after an answer for another request; and so long in all.
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.3, 3.0
-_UNREAD_SECONDS, _UNREAD_BYTES = 2.0, 1 << 26  # of a refused body
 _ERRORS = (HTTPException, ClientDisconnect, Exception)  # all are answered as JSON
 _PAGE = Path(__file__).parent / "page"
 _PAGE_FILES = {
@@ -294,7 +293,6 @@ class Server:
         self._refuse_if_draining()
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            await _read_on(request.stream())
             refuse(415, f"Content-Type must be application/json, got {kind!r:.60}.")
         seconds, body = self.limits.timeout, _body(request, self.limits.max_bytes)
         with self._answering():
@@ -368,33 +366,12 @@ def _compute(model: Served, items: list[Any], settings: _Settings) -> Sequence[A
 
 async def _body(request, limit):
     """The body; refused if it is too long."""
-    declared, body, parts = request.headers.get("content-length", ""), bytearray(), request.stream()
-    too_large = declared.isdecimal() and int(declared) > limit
-    if not too_large:
-        async for part in parts:
-            body += part
-            too_large = len(body) > limit
-            if too_large:
-                break
-    if too_large:
-        await _read_on(parts)
-        refuse(TOO_LARGE, f"A body may have {limit:,} bytes; send fewer sentences at a time.")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            refuse(TOO_LARGE, f"A body may have {limit:,} bytes; send fewer sentences at a time.")
     return bytes(body)
-
-
-async def _read_on(parts):
-    """Reads the rest of a refused body.
-
-    A connection that is closed before its data is read is reset, and the client may lose the
-    answer.
-    """
-    size = 0
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_UNREAD_SECONDS):
-            async for part in parts:
-                size += len(part)
-                if size > _UNREAD_BYTES:
-                    break
 
 
 async def _disconnected(request):

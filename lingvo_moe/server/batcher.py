@@ -23,27 +23,6 @@ class QueueFull(Exception):
         self.seconds = seconds
 
 
-class _Request:
-    """The answers of one request; `missing` is the number of missing ones."""
-
-    def __init__(self, size: int):
-        self.done: asyncio.Future = asyncio.get_running_loop().create_future()
-        self._answers: list[Any] = [None] * size
-        self.missing = size
-
-    def answer(self, place: int, answer: Any) -> None:
-        """Stores the answer of one sentence; ignored if the request has been cancelled."""
-        self._answers[place] = answer
-        self.missing -= 1
-        if not self.missing and not self.done.done():
-            self.done.set_result(self._answers)
-
-    def fail(self, error: Exception) -> None:
-        """Ends the request with an error."""
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Waiting:
     """A sentence in the queue."""
@@ -52,8 +31,7 @@ class _Waiting:
     tokens: int
     settings: Hashable
     since: float
-    request: _Request
-    place: int
+    answer: asyncio.Future
 
 
 class Batcher:
@@ -105,17 +83,19 @@ class Batcher:
             return await self._answers([], settings)
         if self.waiting + len(sentences) > self._params.max_queue:
             raise QueueFull(self.waiting, max(1, math.ceil(self.waiting * self._pace)))
-        request, now = _Request(len(sentences)), time.monotonic()
-        self._queue += [
-            _Waiting(sentence, count, settings, now, request, place)
-            for place, (sentence, count) in enumerate(zip(sentences, tokens, strict=True))
+        now, loop = time.monotonic(), asyncio.get_running_loop()
+        added = [
+            _Waiting(sentence, count, settings, now, loop.create_future())
+            for sentence, count in zip(sentences, tokens, strict=True)
         ]
+        self._queue += added
         self._arrival.set()
         try:
-            return await request.done
-        finally:
-            if request.missing:
-                self._drop({request})
+            return await asyncio.gather(*(one.answer for one in added))
+        finally:  # after an error, or if the request is cancelled, some have no answer
+            for one in added:
+                one.answer.cancel()
+            self._queue = [one for one in self._queue if not one.answer.done()]
 
     async def run(self) -> None:
         """Translates batches until it is cancelled."""
@@ -131,13 +111,13 @@ class Batcher:
             answers = await self._answers([one.sentence for one in batch], batch[0].settings)
             answered = list(zip(batch, answers, strict=True))
         except Exception as error:
-            failed = {one.request for one in batch}
-            for request in failed:
-                request.fail(error)
-            self._drop(failed)
+            for one in batch:
+                if not one.answer.done():
+                    one.answer.set_exception(error)
             return
         for one, answer in answered:
-            one.request.answer(one.place, answer)
+            if not one.answer.done():
+                one.answer.set_result(answer)
         seconds = time.monotonic() - start
         self._pace = _SMOOTHING * self._pace + (1 - _SMOOTHING) * seconds / len(batch)
         self._observe(len(batch), seconds)
@@ -158,10 +138,6 @@ class Batcher:
             self._arrival.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._arrival.wait(), left or None)
-
-    def _drop(self, requests):
-        """Removes the sentences of requests from the queue."""
-        self._queue = [one for one in self._queue if one.request not in requests]
 
     def _choose(self):
         """The batch of the oldest sentence, which is first in it; [] for an empty queue."""

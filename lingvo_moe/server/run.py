@@ -11,8 +11,8 @@ from typing import Any, NoReturn, cast
 import uvicorn
 
 from lingvo_moe.server.app import Server
-from lingvo_moe.server.connections import BACKLOG, protocol
 
+_BACKLOG = 128  # connections that the kernel completes before the server accepts them
 _IDLE_SECONDS = 75  # of a connection; longer than in proxies, so that they close it first
 _SECONDS_TO_SEND = 5  # for clients to read their last answers
 
@@ -107,7 +107,7 @@ def serve(
     Raises OSError: another process has begun to listen at the address since `bind`.
     """
     try:
-        listener.listen(BACKLOG)
+        listener.listen(_BACKLOG)
     except OSError as error:
         host, port = listener.getsockname()[:2]
         raise _cannot_listen(host, port, error) from error
@@ -124,8 +124,7 @@ def serve(
 async def _serve(server, listener, drain, report):
     config = uvicorn.Config(
         server.asgi,
-        http=protocol(server.limits.timeout),
-        backlog=BACKLOG,
+        backlog=_BACKLOG,
         lifespan="on",
         log_level="warning",
         access_log=False,

@@ -7,7 +7,6 @@ standard input.
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,7 +14,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -239,66 +237,6 @@ def test_sigterm_does_not_wait_for_a_body(start):
         assert response.status == 503
         assert json.load(response) == {"error": "The server is shutting down; use another one."}
     assert process.wait(30) == 0
-
-
-def test_a_connection_without_a_complete_head_is_closed(start):
-    """Also after a request; one that waits for its answer, or for another request, stays open."""
-    _, url = start(timeout=2)
-
-    def is_healthy(connection):
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        response = http.client.HTTPResponse(connection)
-        response.begin()
-        return response.read() == b'{"status":"ok"}'
-
-    with contextlib.ExitStack() as stack:
-        silent, partial, idle, after = (
-            stack.enter_context(socket.create_connection(_address(url))) for _ in range(4)
-        )
-        partial.sendall(b"GET /health HTTP/1.1\r\nHost:")
-        assert all(map(is_healthy, (idle, after)))
-        after.sendall(b"GET /hea")
-        for one in (silent, partial, after):
-            one.settimeout(60)
-            assert one.recv(1000) == b""
-        assert is_healthy(idle)
-
-
-def test_many_connections_leave_room_for_others(start):
-    """Those beyond the limit are closed; there are always descriptors to accept with."""
-    process, url = start(files=300)
-    with contextlib.ExitStack() as stack:
-        for _ in range(400):
-            stack.enter_context(socket.create_connection(_address(url)))
-        # Of 300 descriptors, 256 are for other files.
-        wait_until(lambda: 44 <= _sockets(process.pid) < 50, "connections beyond 44 are closed")
-    wait_until(lambda: _sockets(process.pid) < 10, "those that clients have closed are closed")
-    status, _ = ask(url, "a")
-    assert status == 200
-
-
-def _sockets(pid):
-    """The number of sockets that a process has open."""
-    count = 0
-    for file in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            count += os.readlink(file).startswith("socket:")
-    return count
-
-
-@pytest.mark.parametrize(
-    ("kind", "status"), [("application/json", 413), ("text/plain", 415)], ids=["large", "kind"]
-)
-def test_a_client_that_sends_too_much_gets_the_answer(start, kind, status):
-    """It closes the connection after the answer, as urllib does."""
-    _, url = start()
-    request = urllib.request.Request(
-        f"{url}v1/translate", b" " * (12 << 20), {"Content-Type": kind}
-    )
-    with pytest.raises(urllib.error.HTTPError) as raised, urllib.request.urlopen(request):
-        pass
-    assert raised.value.code == status
-    raised.value.close()
 
 
 def _request(body):

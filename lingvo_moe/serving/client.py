@@ -36,8 +36,7 @@ class InMemory:
 
     Attributes:
         about: `languages` and `source_languages`, those that it knows; `pairs`, such as "de-en";
-            `part_pieces`, texts are split into parts of at most so many pieces; and `forms`, target
-            language -> Unicode's form of its translations.
+            and `part_pieces`, texts are split into parts of at most so many pieces.
         wanted: the names of the languages that `translate` takes.
     """
 
@@ -203,7 +202,7 @@ def translate(engine, sentences, to="en", source_language=None, batch_tokens=204
             number += 1
             if tokens := left_out(of_one, room):
                 cut[number] = tokens
-            yield written(sentence, to, about["forms"], of_one, [next(results) for _ in of_one])
+            yield written(sentence, to, of_one, [next(results) for _ in of_one])
     if cut:
         print(cut_warning(cut), file=sys.stderr)
 

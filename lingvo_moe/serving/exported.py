@@ -52,7 +52,6 @@ class Exported(OneProcess):
         part_pieces: sentences and longer texts are split into parts of at most so many pieces.
         options: names of the options of a request.
         search: the params of the search at export.
-        forms: target language -> Unicode's form of its translations.
         fitted: numbers of the target languages.
     """
 
@@ -67,7 +66,7 @@ class Exported(OneProcess):
         said = client.plain(about)
         self.languages: Sequence[str] = said["languages"]
         self.pairs: Sequence[str] = tuple(said["pairs"])
-        self._sources, self.forms = said["source_languages"], said["forms"]
+        self._sources = said["source_languages"]
         self.needs_source_language = "source_language" in self._wanted
         self.max_pieces, self.part_pieces = said["max_pieces"], said["part_pieces"]
         penalties, ratios = (
@@ -118,7 +117,6 @@ class Exported(OneProcess):
             part_pieces=self.part_pieces,
             # An export whose translations begin with a tag has no option target_prefix.
             tags=int("target_prefix" not in self.options),
-            forms=self.forms,
             fitted=self.fitted,
             pairs=self.pairs,
         )

@@ -1,7 +1,5 @@
 """`data/surface.py` in a graph, for texts string [B] and languages string []."""
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
 from lingvo_moe.data import surface
@@ -62,17 +60,6 @@ def raised(texts: tf.Tensor, language: tf.Tensor) -> tf.Tensor:
     greek = _replace(greek, surface.GREEK_ACCENTS, "")
     is_greek = tf.strings.regex_full_match(language, surface.GREEK)
     return tf_text.normalize_utf8(tf.where(is_greek, greek, texts), "NFC")
-
-
-def in_form(texts: tf.Tensor, language: tf.Tensor, forms: Mapping[str, str]) -> tf.Tensor:
-    """Texts of any shape in the form of their language; see `surface.as_written`."""
-    import tensorflow_text as tf_text
-
-    for form in set(forms.values()):
-        written = [name for name in forms if forms[name] == form]
-        normalized = tf_text.normalize_utf8(texts, form)
-        texts = tf.where(tf.reduce_any(language == tf.constant(written)), normalized, texts)
-    return texts
 
 
 def _upper(texts, dotted):

@@ -50,15 +50,6 @@ def test_the_graph_agrees_on_what_is_copied_and_what_is_in_capitals():
     check(graph_surface.shouted, surface.shouted)
 
 
-def test_the_graph_has_the_forms_of_languages():
-    forms = {"a": "NFC", "b": "NFD"}
-    for language in ("a", "b", "c"):
-        check(
-            functools.partial(graph_surface.in_form, language=tf.constant(language), forms=forms),
-            functools.partial(surface.as_written, source="", language=language, forms=forms),
-        )
-
-
 def test_the_graph_lowers_and_raises_as_python_does():
     check(graph_surface.lowered, surface.lowered)
     for name in LANGUAGES:

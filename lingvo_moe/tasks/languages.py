@@ -14,11 +14,11 @@ def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
     return sorted(sources.union(tags)) if sources else []
 
 
-def check_target_language(language: str, known: Collection[str], near: Sequence[str] = ()) -> None:
-    """Checks the target language of a request; `near` are those that may be meant. Raises
-    ValueError: it is not in `known`; the message has `near`, or those that begin alike."""
+def check_target_language(language: str, known: Collection[str]) -> None:
+    """Checks the target language of a request. Raises ValueError: it is not in `known`; the message
+    has those that begin alike."""
     if language not in known:
-        near = near or [one for one in known if one[:2].lower() == language[:2].lower()]
+        near = [one for one in known if one[:2].lower() == language[:2].lower()]
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise ValueError(
             f"This model does not translate into {language!r:.60}; it knows "

@@ -10,7 +10,6 @@ from lingvo_moe.config import plugins, registry
 from lingvo_moe.config.fields import check_fields
 from lingvo_moe.config.params import check_readable, evolve, override, to_fields
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
-from lingvo_moe.data.language_codes import are_near
 from lingvo_moe.data.mixture import identity
 from lingvo_moe.data.prepare_pair import digest_of
 from lingvo_moe.data.vocabulary import Vocabulary
@@ -52,8 +51,6 @@ class ModelDir:
     # pairs with training text, and those of init.logdir, whose tasks are copied; () if unknown, as
     # in logdirs of earlier versions
     seen_pairs: tuple[str, ...] = ()
-    # target language -> "NFC" or "NFD", the form of the translations; see `Dataset`
-    forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # values of params of decoding that are FROM_DATA; those of a checkpoint in `at_step`
     fitted: Fitted = UNFITTED
     chosen: tuple[Chosen, ...] = ()  # the params that `for_training` has filled from the data
@@ -100,10 +97,10 @@ class ModelDir:
             return dataclasses.replace(
                 there, params=params, chosen=chosen, data=data, imports=kept | plugins_of(params)
             )
-        seen, forms = list(params.input.mixture(dataset).examples), dataset.forms
+        seen = list(params.input.mixture(dataset).examples)
         if params.init.logdir:
             first = ModelDir.open(Path(params.init.logdir))
-            seen, forms = [*seen, *first.task.trained_pairs], {**first.forms, **forms}
+            seen += first.task.trained_pairs
         made = ModelDir(
             path,
             model,
@@ -114,7 +111,6 @@ class ModelDir:
             data,
             plugins_of(params),
             seen_pairs=tuple(dict.fromkeys(seen)),
-            forms=forms,
             fitted=Fitted(ratios=dataset.length_ratios),
             chosen=chosen,
         )
@@ -192,7 +188,6 @@ class ModelDir:
             "vocabularies": self.hashes,
             "dataset": self.data or "",
             "seen_pairs": self.seen_pairs,
-            "forms": self.forms,
             "plugins": dict(self.imports),
             "fitted": dataclasses.asdict(self.fitted),
             "params": to_fields(self.params),
@@ -302,8 +297,7 @@ class ModelDir:
     def tag(self, language: str) -> int:
         """The id of the tag of a target language. Raises ValueError: the model does not
         translate into it."""
-        near = [other for other in self.tags if are_near(language, other)]
-        check_target_language(language, self.tags, near)
+        check_target_language(language, self.tags)
         return self.tags[language]
 
     @property

@@ -77,15 +77,6 @@ class TestWhatIsRead:
         monkeypatch.delitem(registry._registered, "tiny.MoE")
         assert ModelDir.open(logdir).params == params
 
-    def test_the_forms_of_languages_are_those_of_the_dataset_and_of_the_first_model(self, tmp_path):
-        first = dataclasses.replace(dataset(), forms={"a": "NFD", "b": "NFC"})
-        ModelDir.create(tmp_path / "a", "tiny.MoE", SHRINK, first)
-        assert ModelDir.open(tmp_path / "a").forms == first.forms
-        then = dataclasses.replace(dataset(), forms={"b": "NFD"})
-        start = f"init.logdir='{tmp_path / 'a'}'"
-        made = ModelDir.for_training(tmp_path / "b", "tiny.MoE", [*SHRINK, start], then)
-        assert made.forms == {"a": "NFD", "b": "NFD"}
-
     @pytest.mark.parametrize(
         ("text", "path"),
         [

@@ -28,7 +28,6 @@ _HINTS = {
     "vocabularies": dict[str, str],
     "dataset": str,
     "seen_pairs": list[str],
-    "forms": dict[str, str],
     "plugins": dict[str, str],
     "params": dict[str, str],
 }
@@ -41,7 +40,7 @@ def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
     if not file.exists():
         why = f"it has no {FILE}" if path.exists() else "it does not exist"
         raise ValueError(f"{path} is no logdir: {why}. {_cure(path)}")
-    fields = {"format": None, "seen_pairs": [], "forms": {}, "plugins": {}} | read_json(file)
+    fields = {"format": None, "seen_pairs": [], "plugins": {}} | read_json(file)
     if (version := fields["format"]) != FORMAT:
         raise ValueError(
             f"{file} is of format {version!r}; this version of lingvo_moe reads {FORMAT}. Use the "

@@ -28,7 +28,7 @@ def data(dev=(), **tables):
     for name, table in tables.items():
         lines = sum(row[2] for row in table)
         pair = f"{name}-en"
-        info = PairInfo(pair, name, "en", len(pairs), {"train": lines}, {"train": ["x"]})
+        info = PairInfo(pair, name, "en", len(pairs), {"train": lines}, {"train": {"x": lines}})
         pairs.append(dataclasses.replace(info, lengths={"train": table, "dev": dev}))
     return dataclasses.replace(dataset(), pairs=tuple(pairs))
 

@@ -27,7 +27,7 @@ def dataset(tmp_path_factory):
     write_records(
         directory / "x", (Example(np.array([tag, *s, 2]), np.array([*t, 2])) for s, t in sides)
     )
-    pair = PairInfo("de-en", "de", "en", 0, {"train": 40}, {"train": ["x"]})
+    pair = PairInfo("de-en", "de", "en", 0, {"train": 40}, {"train": {"x": 40}})
     hashes = {"source": vocabulary.sha256, "target": vocabulary.sha256}
     for side in hashes:
         vocabulary.save(directory / f"{side}.model")

@@ -116,7 +116,6 @@ class CTranslate2(Format):
             "source_languages": sources,
             "pairs": pairs,
             "part_pieces": part_pieces(model_dir.params),
-            "forms": model_dir.forms,
             "tags": {name: read.pieces([model_dir.tags[name]])[0] for name in searches},
             "no_words": written.pieces([PAD, BOS]),
             **{name: getattr(decoding, name) for name in _CARRIED_OUT},

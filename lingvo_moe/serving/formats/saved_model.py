@@ -131,7 +131,6 @@ class ServedModel(tf.Module):
             "max_pieces": tf.constant(self._max_pieces),
             "part_pieces": tf.constant(part_pieces(model_dir.params)),
             "options": self._options,
-            "forms": {name: tf.constant(form) for name, form in model_dir.forms.items()},
             **self._fitted,
         }
 
@@ -217,7 +216,6 @@ class ServedModel(tf.Module):
         texts = tf.reshape(surface.one_line(texts), [-1, n_best])
         raised = surface.raised(texts, languages["target_language"])
         texts = tf.where(surface.shouted(sentences)[:, None], raised, texts)
-        texts = surface.in_form(texts, languages["target_language"], self._model_dir.forms)
         wordless, copies = surface.wordless(sentences), surface.copies_of(sentences)
         return {
             "translations": tf.where(wordless[:, None], copies[:, None], texts),
