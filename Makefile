@@ -90,7 +90,7 @@ bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## measure decoding s
 # A Transformer of 12 layers with a top-2 MoE in every second one, in bfloat16: to copy to a machine
 # with a GPU (docs/dev/benchmarks.md).
 GPU = build/gpu
-GPU_STEP = --format=stablehlo --overwrite --model=tiny.MoE --set=activation_dtype=bfloat16 \
+GPU_STEP = --model=tiny.MoE --set=activation_dtype=bfloat16 \
   --set="model.moe.gating=TopK(k=2)" --set=model.model_dim=1024 --set=model.hidden_dim=4096 --set=model.num_heads=16 \
   --set=model.head_dim=64 --set=model.num_encoder_layers=6 --set=model.num_decoder_layers=6 --set=input.batch_size=128 \
   --set=input.source_length=128 --set=input.target_length=128 --set=source_vocab_size=32000 --set=target_vocab_size=32000
@@ -98,10 +98,10 @@ gpu-export: setup  ## programs and scripts to measure on a GPU: build/gpu
 	mkdir -p $(GPU)
 	$(BIN)/python benchmarks/block_sparse.py $(GPU)/products --export=bfloat16 --rounds=0
 	for experts in 16 64 128; do \
-	  $(BIN)/lingvo-moe-export $(GPU_STEP) --set=model.moe.num_experts=$$experts --output=$(GPU)/experts$$experts || exit 1; \
+	  $(BIN)/python benchmarks/gpu_export.py $(GPU)/experts$$experts $(GPU_STEP) --set=model.moe.num_experts=$$experts || exit 1; \
 	done
-	$(BIN)/lingvo-moe-export $(GPU_STEP) --set=model.moe.num_experts=16 --set="model.moe.training=Ragged()" \
-	  --set=model.moe.training.capacity_factor=None --output=$(GPU)/dropless16
+	$(BIN)/python benchmarks/gpu_export.py $(GPU)/dropless16 $(GPU_STEP) --set=model.moe.num_experts=16 \
+	  --set="model.moe.training=Ragged()" --set=model.moe.training.capacity_factor=None
 	cp benchmarks/block_sparse.py benchmarks/gpu_step.py benchmarks/_torch_model.py $(GPU)
 
 # Runs that are complete are not repeated, so after an interruption the same command goes on. With

@@ -2,7 +2,7 @@
 
 python benchmarks/gpu_step.py DIR [DIR ...] [--steps=20] [--engines=jax,torch]
 
-Each DIR is an export of `lingvo-moe-export --format=stablehlo`; `make gpu-export` makes some. The
+Each DIR is an export of gpu_export.py; `make gpu-export` makes some. The
 machine needs JAX and flatbuffers for the rows `jax` and PyTorch for the rows `torch`, but not this
 package: copy this file, _torch_model.py and the DIRs to it. It runs on a CPU too. A row that fails,
 or takes longer than --row_minutes, does not end the others.

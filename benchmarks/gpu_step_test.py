@@ -1,12 +1,12 @@
 import sys
 
 import pytest
+from gpu_export import export
 from gpu_step import PEAKS, _check_torch, main
 
 from lingvo_moe import api
 from lingvo_moe.config.params import override, to_fields
 from lingvo_moe.hardware.chips import HARDWARE
-from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.testing.tiny_world import SHRINK
 
 _TOP_2 = "model.moe.gating=TopK(k=2)"
@@ -38,12 +38,11 @@ def test_peaks_are_those_of_the_package():
 def test_rows_on_a_cpu(tmp_path, monkeypatch, capsys):
     """That of an engine that is not installed says so, and the others come."""
     pytest.importorskip("jax")
-    export = tmp_path / "small"
+    output = tmp_path / "small"
     sizes = "source_vocab_size=300", "target_vocab_size=300"
-    model = override(api.params("tiny.MoE"), [*SHRINK, _TOP_2, *sizes])
-    api.export(model, export, StableHLO())
+    export("tiny.MoE", [*SHRINK, _TOP_2, *sizes], output)
     arguments = ["--steps=2", "--engines=torch,jax", "--row_minutes=5"]
-    monkeypatch.setattr(sys, "argv", ["gpu_step.py", str(export), *arguments])
+    monkeypatch.setattr(sys, "argv", ["gpu_step.py", str(output), *arguments])
     main()
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     torch, jax = (dict(zip(lines[0], line, strict=False)) for line in lines[2:])

@@ -34,7 +34,6 @@ from lingvo_moe.system.files import check_local
 from lingvo_moe.system.progress import report
 from lingvo_moe.tasks.model_dir import ModelDir, check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.recipe import typical
 from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.training.loop import TrainResult
 
@@ -298,45 +297,34 @@ def _path(name: str, path: Any) -> Path:
 
 
 def export(
-    model: "Model | Exported | ModelDir | TranslationParams | str | Path",
+    model: "Model | Exported | ModelDir | str | Path",
     output: str | Path,
     format: Format = _SAVED_MODEL,
     *,
     step: int | None = None,
     overwrite: bool = False,
     pruning: Pruning | None = None,
-    name: str | None = None,
 ) -> int:
     """Writes a model for serving; `load` opens a SavedModel again.
 
     Args:
         model: a logdir, or what `load` returned for one: then its checkpoint is exported. Not a
-            SavedModel. Or params, for a format that can hold an untrained model.
+            SavedModel.
         output: the directory to make; it appears when it is complete.
         format: a Format of `lingvo_moe.serving.formats` or your own, such as
             `SavedModel(STORAGES["int8"])`.
         step: the step of a logdir's checkpoint; None for the best on dev.
         overwrite: whether to replace an earlier export.
         pruning: which experts to remove; None for none.
-        name: the name of a model that is given as params; None for "custom".
 
     Returns:
-        The step of the exported checkpoint; 0 for an untrained model.
+        The step of the exported checkpoint.
 
     Raises:
         ValueError, OSError: the model is a SavedModel, or as `Format.export`.
     """
-    label, made = _label(model, name), _path("output", output)
-    if isinstance(model, TranslationParams):
-        if step is not None or pruning is not None:
-            raise ValueError(
-                f"{label} is untrained and has no step and nothing to prune; leave step={step} and "
-                f"pruning={pruning} out, or give a logdir."
-            )
-        format.export_untrained(label, typical(model), made, overwrite)
-        return 0
     logdir, step = _checkpoint(model, step)
-    return format.export(logdir, made, step, overwrite, pruning)
+    return format.export(logdir, _path("output", output), step, overwrite, pruning)
 
 
 def _checkpoint(

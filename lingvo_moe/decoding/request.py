@@ -12,7 +12,7 @@ import tensorflow as tf
 from lingvo_moe.config.fields import FROM_DATA, alternatives
 from lingvo_moe.decoding.cache import Cache
 from lingvo_moe.decoding.constraints import given
-from lingvo_moe.decoding.fitted import FITTED, Fitted
+from lingvo_moe.decoding.fitted import Fitted
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.nn.special_tokens import EOS
@@ -129,27 +129,6 @@ def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
     if params.sampling is None:
         sampling["temperature"] = np.float32(0.0)
     return _arrays(params, _OF_SEARCH) | sampling
-
-
-def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
-    """Params from their values in an export, NumPy scalars and texts as bytes; the inverse of
-    `numbers_of`. Raises ValueError: a value breaks a rule."""
-    kinds = _OF_SEARCH | _OF_SAMPLING
-    # float(str(x)): the float32 0.6 becomes 0.6 and not 0.6000000238.
-    numbers: dict[str, Any] = {
-        name: float(str(options[name])) if kind is np.float32 else int(options[name])
-        for name, kind in kinds.items()
-    }
-    numbers |= {name: FROM_DATA for name in FITTED if numbers[name] == OWN}
-    sampling = {name: numbers.pop(name) for name in _OF_SAMPLING}
-    texts: dict[str, Any] = {
-        name: options[name].decode()
-        for name in ("source_prefix", "target_prefix")
-        if name in options
-    }
-    return BeamSearchParams(
-        **numbers, **texts, sampling=Sampling(**sampling) if sampling["temperature"] else None
-    )
 
 
 def _standard(params, names):

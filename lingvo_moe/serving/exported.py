@@ -1,6 +1,7 @@
 """A SavedModel of `lingvo-moe-export` in memory."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from lingvo_moe.config.params import from_fields
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
-from lingvo_moe.decoding.request import numbers_of, search_of
+from lingvo_moe.decoding.request import numbers_of
 from lingvo_moe.inference.parts import Translation, parts_of
 from lingvo_moe.inference.scorer import Score, check_lengths, check_parallel
 from lingvo_moe.inference.texts import TextTranslator
@@ -74,9 +76,8 @@ class Exported(OneProcess):
             for name in FITTED
         )
         self.fitted = Fitted(penalties=penalties, ratios=ratios)
-        defaults = {name: value.numpy() for name, value in about["options"].items()}
-        self.search = search_of(defaults)
-        missing = {*_NO_OPTIONS, *(name for name in _TEXTS if name not in defaults)}
+        self.search = from_fields(BeamSearchParams, json.loads(said["search"]), str(path))
+        missing = {*_NO_OPTIONS, *(name for name in _TEXTS if name not in said["options"])}
         fields = [field.name for field in dataclasses.fields(BeamSearchParams)]
         self.options: Sequence[str] = [name for name in fields if name not in missing]
 

@@ -30,7 +30,7 @@ def test_ids_and_pieces(vocabulary, graph):
     assert graph.count(tf.constant(TEXTS)).numpy().tolist() == [len(row) for row in ids.to_list()]
     decoded = [text.decode() for text in tf.function(graph.decode)(ids).numpy()]
     assert decoded == vocabulary.decode(ids.to_list())
-    byte, space, the = vocabulary.spaces[0], vocabulary.spaces[-1], ids[0].numpy()[0].item()
+    byte, space, the = vocabulary.spaces[0], vocabulary.spaces[-1], ids[0].numpy()[-1].item()
     lists = [[], [the, space], [BOS, the, EOS], [the, byte, the], [UNK, the], [BOS]]
     rows = tf.ragged.constant(lists, dtype=tf.int32)
     decoded = [text.decode() for text in tf.function(graph.decode)(rows).numpy()]

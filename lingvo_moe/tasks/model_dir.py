@@ -173,7 +173,6 @@ class ModelDir:
             fields.get("dataset") or None,
             fields["plugins"],
             tuple(fields["seen_pairs"]),
-            fields["forms"],
             Fitted(**fields.get("fitted", {})),
         )
 

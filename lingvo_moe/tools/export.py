@@ -1,11 +1,10 @@
-r"""Exports a trained model: SavedModel, CTranslate2, StableHLO or weights.
+r"""Exports a trained model: SavedModel, CTranslate2, Hugging Face or weights.
 
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_export
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_int8 --dtype=int8 --report_data=/tmp/data
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_weights --format=safetensors
 lingvo-moe-export --logdir=/tmp/dense --output=/tmp/dense_ct2 --format=ctranslate2
 lingvo-moe-export --logdir=/tmp/nllb --output=/tmp/nllb_again --format=huggingface
-lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # training step
 """
 
 import dataclasses
@@ -13,8 +12,7 @@ import os
 from pathlib import Path
 
 from lingvo_moe import api
-from lingvo_moe.config.params import classes, override, parse_policy
-from lingvo_moe.config.registry import get_params
+from lingvo_moe.config.params import classes, parse_policy
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.jobs.model import Model
 from lingvo_moe.runtimes.local import Local
@@ -27,17 +25,17 @@ from lingvo_moe.tools import common
 from lingvo_moe.tools.common import FLAGS, NAMES, Flag
 
 TABLE = (
-    Flag("logdir", str, None, "Directory of a trained model."),
+    Flag("logdir", str, None, "Directory of a trained model.", required=True),
     Flag("output", str, None, "Directory to write the export to.", required=True),
     Flag("overwrite", bool, False, "Replace an earlier export in --output."),
     Flag("model", str, None,
-         "Check that the logdir is of this model; without a logdir, export it."),
+         "Check that the logdir is of this model."),
     common.STEP,
     Flag("format", str, "saved_model",
          "A class of lingvo_moe.serving.formats or of --import, with its fields: "
-         "\"CTranslate2(task='de')\". SavedModel: for TensorFlow; Safetensors: only weights, "
+         "\"SavedModel(storage=Int8())\". SavedModel: for TensorFlow; Safetensors: only weights, "
          "for --logdir of all tools; CTranslate2; HuggingFace: for transformers, if the model "
-         "was imported; StableHLO: a training step. Short: saved_model, stablehlo and so on."),
+         "was imported. Short: saved_model, ctranslate2 and so on."),
     Flag("dtype", tuple(STORAGES), None,
          "Type of weights in the file, by default float32: bfloat16 is half the size, int8 a "
          "quarter."),
@@ -60,11 +58,7 @@ def main() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     common.check_effect("with --prune", FLAGS.prune is not None, "languages")
     common.check_effect("with --report_data", bool(FLAGS.report_data), "report_split")
-    common.check_effect("with --logdir", FLAGS.logdir is not None, "report_data", "step", "prune")
     chosen, pruning, output = _format(), _pruning(), Path(FLAGS.output)
-    if FLAGS.logdir is None:
-        _export_untrained(chosen, output)
-        return
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
     options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
@@ -75,14 +69,6 @@ def main() -> None:
     if dataset:
         trained, exported = Model(model_dir, Local, step), api.load(output)
         print(compare(trained, exported, dataset, FLAGS.report_split, common.report))
-
-
-def _export_untrained(chosen: Format, output: Path) -> None:
-    if FLAGS.model is None:
-        raise ValueError("Give --logdir, or --model for a training step without a checkpoint.")
-    params = override(get_params(FLAGS.model), FLAGS.set)
-    api.export(params, output, chosen, name=FLAGS.model, overwrite=FLAGS.overwrite)
-    common.report(f"Exported {FLAGS.model}, untrained, to {output}.")
 
 
 def _format() -> Format:

@@ -10,9 +10,8 @@ import urllib.request
 import pytest
 
 import lingvo_moe as lm
-from lingvo_moe.testing.commands import error_of, succeed
+from lingvo_moe.testing.commands import succeed
 from lingvo_moe.testing.exports import LINES as UNICODE_LINES
-from lingvo_moe.testing.exports import run_bare
 from lingvo_moe.testing.forks import Fork
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.testing.tiny_world import SHRINK
@@ -86,23 +85,3 @@ def answers_of(url, name, sentences):
     request.add_header("Content-Type", "application/json")
     with urllib.request.urlopen(request, timeout=300) as response:
         return [best[0]["text"] for best in json.load(response)["translations"]]
-
-
-def test_a_step_without_a_model_directory(tmp_path):
-    pytest.importorskip("jax")
-    succeed(
-        "export",
-        "--format=stablehlo",
-        "--model=tiny.MoE",
-        f"--output={tmp_path}",
-        *TINY,
-        "--set=activation_dtype=bfloat16",
-    )
-    result = run_bare(tmp_path, "--steps=2")
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert [line.split()[1] for line in result.stdout.splitlines()] == ["1", "2"]
-    message = error_of(
-        "export", "--format=stablehlo", "--model=tiny.MoE", f"--output={tmp_path}",
-        "--overwrite", *TINY, "--set=model.moe.training.groups=7",
-    )  # fmt: skip
-    assert "tokens do not divide into model.moe.training.groups=7" in message

@@ -5,6 +5,7 @@
 
 import abc
 import dataclasses
+import re
 import shlex
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,12 +14,24 @@ import numpy as np
 
 from lingvo_moe.config.fields import Params
 from lingvo_moe.nn.nested_map import NestedMap
-from lingvo_moe.serving.directory import new_export
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage
 from lingvo_moe.serving.prune import Pruning
+from lingvo_moe.system.files import new_directory
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.checkpoint import Checkpoint
+
+MAKER, CLIENT = "lingvo-moe-export", "translate.py"
+_PACKAGE = Path(__file__).parents[2]
+_IMPORT = re.compile(r"^from lingvo_moe\.(\w+)\.(\w+) import", re.MULTILINE)
+# With this the client finds the modules in its directory under `python -I` too, and adds no file to
+# the directory: --overwrite does not replace a directory with additional files.
+_BESIDE = """import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.dont_write_bytecode = True
+
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +40,13 @@ class Format(Params, abc.ABC):
 
     Attributes:
         storage: how weights are stored in the file.
-        client: a file of lingvo_moe/serving that runs an export and does not need lingvo_moe. It is
-            copied to the export. None for no such file.
-        client_name: the name of the copy.
+        has_client: whether an export gets `translate.py`, a copy of serving/client.py, which
+            translates with it without lingvo_moe.
     """
 
     storage: Storage = FLOAT32
 
-    client: ClassVar[str | None] = None
-    client_name: ClassVar[str] = "translate.py"
+    has_client: ClassVar[bool] = False
 
     def export(
         self,
@@ -59,29 +70,12 @@ class Format(Params, abc.ABC):
         the checkpoint is damaged, or output cannot be written.
         """
         self.check(model_dir, output, pruning)
-        with new_export(output, self.client, self.client_name, overwrite) as directory:
+        with new_directory(output, MAKER, overwrite) as directory:
             model_dir, theta, step = read_model(model_dir, step, pruning)
             self.write(model_dir, theta, step, directory)
+            if self.has_client:
+                _copy_client(directory)
         return step
-
-    def export_untrained(
-        self, name: str, params: TranslationParams, output: Path, overwrite: bool = False
-    ) -> None:
-        """Writes a model that has no weights, for formats that can hold one.
-
-        Args:
-            name: of the model.
-            params: its params.
-            output, overwrite: as for `export`.
-
-        Raises ValueError: the format cannot hold such a model, or as for `export`; OSError: output
-        cannot be written.
-        """
-        del params, output, overwrite
-        raise ValueError(
-            f"{type(self).__name__} exports hold trained weights, and {name} has none; give the "
-            f"logdir of a trained model."
-        )
 
     @abc.abstractmethod
     def check(self, model_dir: ModelDir, output: Path, pruning: Pruning | None) -> None:
@@ -101,11 +95,11 @@ class Format(Params, abc.ABC):
 
     def hint(self, output: Path, model_dir: ModelDir) -> str:
         """A command to try an export."""
-        if self.client is None:
+        if not self.has_client:
             return f"ls {shlex.quote(str(output))}"
         source, target = model_dir.some_languages
         needed = f" --source_language={source}" if model_dir.task.needs_source_language else ""
-        client = shlex.quote(str(output / self.client_name))
+        client = shlex.quote(str(output / CLIENT))
         return f"python {client}{needed} --to={target} 'a sentence'"
 
 
@@ -154,3 +148,21 @@ def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap,
 
     checkpoint = model_dir.read_checkpoint(step, read)
     return NestedMap.unflatten(weights), checkpoint.step
+
+
+def _copy_client(directory):
+    """Writes the client, and the modules of this package that it imports by `from … import`."""
+    source = (_PACKAGE / "serving" / "client.py").read_text(encoding="utf-8")
+    start = source.index("from lingvo_moe.")
+    source = source[:start] + _BESIDE + source[start:]
+    (directory / CLIENT).write_text(_copied(source, directory), encoding="utf-8")
+
+
+def _copied(source, directory):
+    """A program that imports its modules from its directory, to which they are copied."""
+    for package, module in set(_IMPORT.findall(source)):
+        path = directory / f"{module}.py"
+        if not path.exists():
+            text = (_PACKAGE / package / path.name).read_text(encoding="utf-8")
+            path.write_text(_copied(text, directory), encoding="utf-8")
+    return _IMPORT.sub(r"from \2 import", source)

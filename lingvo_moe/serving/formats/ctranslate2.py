@@ -1,19 +1,15 @@
-"""Export for CTranslate2 (https://github.com/OpenNMT/CTranslate2): dense models, or one task.
+"""Export for CTranslate2 (https://github.com/OpenNMT/CTranslate2) of models without experts.
 
 CTranslate2's specification of T5 equals this package's dense Transformer: pre-norm with RMS norms,
-no biases, unscaled queries, bucketed relative distances, scaled outputs. It has no experts. But
-with a router by task, the K experts of a task equal one feed-forward network of K·H hidden units,
-where each expert's wo is multiplied by its weight.
+no biases, unscaled queries, bucketed relative distances, scaled outputs. It has no experts.
 
-M model, H hidden, E experts, K choices, V vocabulary.
+M model, H hidden, V vocabulary.
 """
 
 import dataclasses
 import json
-import shlex
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_moe.config.fields import short_repr
 from lingvo_moe.config.params import text_of
@@ -23,17 +19,10 @@ from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.inference.translator import part_pieces
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.moe.activation import GEGLU, GELU, ReLU, SwiGLU
-from lingvo_moe.moe.gatings.base import Extras
-from lingvo_moe.moe.gatings.hashed import Hash
-from lingvo_moe.moe.holding import EachOnce
-from lingvo_moe.moe.shared import Gated
-from lingvo_moe.nn.layer import EVALUATION
-from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.serving.client import ABOUT
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.prune import unrolled
-from lingvo_moe.tasks.model_dir import ModelDir
 
 # Activation -> its name in CTranslate2.
 _ACTIVATIONS = {ReLU(): "RELU", GELU(): "GELU", GEGLU(): "GELU", SwiGLU(): "SWISH"}
@@ -59,152 +48,53 @@ _USUAL_LENGTH = 20  # of a translation, in tokens
 
 @dataclasses.dataclass(frozen=True)
 class CTranslate2(Format):
-    """A model for CTranslate2 and `translate.py`, a client.
+    """A model without experts for CTranslate2, and `translate.py`, a client.
 
-    The model must have no experts, or a router by task. Then only the experts of one task are
-    exported. The search is CTranslate2's: it divides log P by length^β, with β = 0.8 α for which a
+    The search is CTranslate2's: it divides log P by length^β, with β = 0.8 α for which a
     translation of 20 tokens gains as much by one more token as with `length_penalty` α.
-
-    Attributes:
-        task: the task to export, such as "de"; None for a model without experts.
     """
 
-    task: str | None = None
-
-    client = "client.py"
+    has_client = True
 
     def check(self, model_dir, output, pruning):
         """Checks that CTranslate2 is installed and can compute this model."""
         _import()
-        task_number(model_dir, self.task)
+        _check_layers(model_dir.params.model)
         _check_decoding(model_dir.params.decoding)
-        if pruning:
-            raise ValueError(
-                "--format=ctranslate2 keeps only the experts of one task; drop --prune."
-            )
 
     def write(self, model_dir, theta, step, directory):
         """Writes the model, the vocabularies and what the client knows."""
-        number = task_number(model_dir, self.task)
         model_dir, theta = unrolled(model_dir, theta)
-        spec = _spec(_import(), model_dir, merge_experts(model_dir, theta, number))
+        spec = _spec(_import(), model_dir, theta)
         spec.validate()
         spec.optimize(quantization=self.storage.name if self.storage.widens else None)
         spec.save(str(directory))
         for side in SIDES:
             (directory / f"{side}.model").write_bytes(model_dir.vocabulary(side).model_bytes)
-        about = json.dumps(self._about(model_dir), ensure_ascii=False)
+        about = json.dumps(_about(model_dir), ensure_ascii=False)
         (directory / ABOUT).write_text(about, encoding="utf-8")
 
-    def _about(self, model_dir):
-        """What the client knows; see `client.WithCTranslate2`."""
-        router, pairs = model_dir.task.task_router, model_dir.translated_pairs
-        languages, sources = sorted(model_dir.tags), model_dir.source_languages
-        source, _, target = (self.task or "").rpartition("-")
-        if router and router.task != "target":
-            sources = [source or self.task]
-        if router and router.task != "source":
-            languages = [target]
-        if router:
-            tasks = zip(model_dir.pairs, router.task_names(model_dir.pairs), strict=True)
-            pairs = [pair for pair, task in tasks if task == self.task]
-        read, written = (model_dir.vocabulary(side) for side in SIDES)
-        decoding = model_dir.params.decoding
-        searches = {name: decoding.filled(model_dir.fitted, name) for name in languages}
-        return {
-            "languages": languages,
-            "source_languages": sources,
-            "pairs": pairs,
-            "part_pieces": part_pieces(model_dir.params),
-            "tags": {name: read.pieces([model_dir.tags[name]])[0] for name in searches},
-            "no_words": written.pieces([PAD, BOS]),
-            **{name: getattr(decoding, name) for name in _CARRIED_OUT},
-            "length_ratio": {name: one.length_ratio for name, one in searches.items()},
-            "length_penalty": {
-                # The derivatives of α log(5 + length) and β log(length) are equal.
-                name: one.length_penalty * _USUAL_LENGTH / (5 + _USUAL_LENGTH)
-                for name, one in searches.items()
-            },
-        }
 
-    def hint(self, output, model_dir):
-        """With languages of the exported task."""
-        translated = self._about(model_dir)["pairs"]
-        target = translated[0].rpartition("-")[2] if translated else model_dir.some_languages[1]
-        client = shlex.quote(str(output / self.client_name))
-        return f"python {client} --to={target} 'a sentence'"
-
-
-def task_number(model_dir: ModelDir, task: str | None = None) -> int | None:
-    """The number of the task whose experts are to be exported; None for a model without experts.
-    Raises ValueError: CTranslate2 cannot compute the model; or it has no such task."""
-    model = model_dir.params.model
-    moe, router = model.moe, model_dir.task.task_router
-    if moe is None:
-        if task is not None:
-            raise ValueError(
-                f"A model without experts is exported for all its languages; drop task={task!r}."
-            )
-        _check_layers(model)
-        return None
-    reasons = {
-        "it has no routing by token (router ByToken)": router is None,
-        "its shared expert has a gate for each token": isinstance(moe.shared, Gated),
-        f"{moe.gating} does not choose by the scores of a task": isinstance(moe.gating, Hash),
-        f"{moe.training} has its own layout of experts": moe.training.holding != EachOnce(),
-        f"its experts have the activation {moe.expert.activation} and its other layers "
-        f"{model.activation}": moe.expert.activation not in (None, model.activation),
+def _about(model_dir):
+    """What the client knows; see `client.WithCTranslate2`."""
+    read, written = (model_dir.vocabulary(side) for side in SIDES)
+    decoding = model_dir.params.decoding
+    searches = {name: decoding.filled(model_dir.fitted, name) for name in sorted(model_dir.tags)}
+    return {
+        "languages": list(searches),
+        "source_languages": model_dir.source_languages,
+        "pairs": model_dir.translated_pairs,
+        "part_pieces": part_pieces(model_dir.params),
+        "tags": {name: read.pieces([model_dir.tags[name]])[0] for name in searches},
+        "no_words": written.pieces([PAD, BOS]),
+        **{name: getattr(decoding, name) for name in _CARRIED_OUT},
+        "length_ratio": {name: one.length_ratio for name, one in searches.items()},
+        "length_penalty": {
+            # The derivatives of α log(5 + length) and β log(length) are equal.
+            name: one.length_penalty * _USUAL_LENGTH / (5 + _USUAL_LENGTH)
+            for name, one in searches.items()
+        },
     }
-    if found := [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(
-            f"CTranslate2 cannot compute this model: {found[0]}. Export it with "
-            f"--format=saved_model."
-        )
-    assert router
-    _check_layers(model)
-    known = model_dir.task.trained_tasks
-    if task not in known:
-        raise ValueError(
-            f"This model routes by {router.task}, and an export has the experts of one task; got "
-            f"task={task!r}. Give --format=\"CTranslate2(task='{next(iter(known))}')\", or one of "
-            f"{', '.join(known)}."
-        )
-    return known[task]
-
-
-def merge_experts(model_dir: ModelDir, theta: NestedMap, task: int | None) -> NestedMap:
-    """The weights of a dense model that is equal to the model for one task.
-
-    Args:
-        model_dir: the model.
-        theta: its weights, arrays, separate for each layer.
-        task: its number; None for a model without experts.
-    """
-    moe = model_dir.params.model.moe
-    if task is None or moe is None:
-        return theta
-    dense = NestedMap.unflatten(dict(theta.flatten()))
-    for layer in model_dir.task.moe_layers:
-        side, name = layer.split("/")
-        held = theta[side][name].feed_forward
-        scores = tf.constant(held.gate[task], tf.float32)[None, None]  # [1, 1, E]
-        one = tf.constant([[1]])
-        extras = Extras(segments=one, row_length=1, state=held.get("gating", NestedMap()))
-        routing = moe.gating.route(scores, one > 0, None, EVALUATION, extras)
-        taken = routing.dispatched.numpy()[0, 0]
-        experts = routing.expert.numpy()[0, 0][taken]
-        weights = routing.weight.numpy()[0, 0][taken] * np.float32(1.0 - moe.expert.mask_rate)
-        merged = {
-            name: np.concatenate(held.experts[name][experts], axis=-1)  # [M, K·H]
-            for name in held.experts
-            if name != "wo"
-        }
-        merged["wo"] = np.concatenate(held.experts.wo[experts] * weights[:, None, None])
-        for part, weight in held.get("shared", {}).items():
-            axis = 0 if part == "wo" else -1
-            merged[part] = np.concatenate([merged[part], weight], axis=axis)
-        dense[side][name].feed_forward = NestedMap(merged)
-    return dense
 
 
 def _import():
@@ -230,6 +120,8 @@ def _check_decoding(decoding: BeamSearchParams) -> None:
 
 
 def _check_layers(model: TransformerParams) -> None:
+    if model.moe:
+        raise ValueError("CTranslate2 has no experts. Export the model with --format=saved_model.")
     if model.activation not in _ACTIVATIONS:
         raise ValueError(
             f"CTranslate2 has no activation {model.activation}; it has "

@@ -1,12 +1,14 @@
 """Export to a SavedModel that takes strings and returns strings.  B sentences, N best."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.config.fields import FROM_DATA
+from lingvo_moe.config.params import to_fields
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.decoding.fitted import FITTED
 from lingvo_moe.decoding.flat_beam_search import beam_search
@@ -53,8 +55,8 @@ class ServedModel(tf.Module):
         count_pieces, count_target_pieces: tf.functions of `texts` string [B] -> int32 [B], their
             numbers of tokens.
         about: a tf.function without arguments: the attributes of an `Exported`; `options`, the
-            values of the options of `translate_with` in the model, by name; and each of FITTED,
-            float32, one for each of `languages`.
+            values of the options of `translate_with` in the model, by name; `search`, the params of
+            decoding as JSON; and each of FITTED, float32, one for each of `languages`.
     """
 
     def __init__(self, model_dir: ModelDir, theta: NestedMap, storage: Storage = FLOAT32):
@@ -131,6 +133,7 @@ class ServedModel(tf.Module):
             "max_pieces": tf.constant(self._max_pieces),
             "part_pieces": tf.constant(part_pieces(model_dir.params)),
             "options": self._options,
+            "search": tf.constant(json.dumps(to_fields(model_dir.params.decoding))),
             **self._fitted,
         }
 
@@ -233,7 +236,7 @@ class SavedModel(Format):
     Loading and calling it needs only TensorFlow and tensorflow-text.
     """
 
-    client = "client.py"
+    has_client = True
 
     def check(self, model_dir, output, pruning):
         """Checks that TensorFlow can load a model from the path of the output."""

@@ -5,12 +5,12 @@ import os
 
 import numpy as np
 import pytest
+from gpu_export import export as write_export
 
 from lingvo_moe.config.params import override
 from lingvo_moe.config.registry import get_params
 from lingvo_moe.jobs.training import train_step
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.exports import run_bare
 from lingvo_moe.testing.logdirs import SMALLEST
@@ -27,8 +27,8 @@ def params(*overrides):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    output = tmp_path_factory.mktemp("export")
-    StableHLO().export_untrained("tiny.MoE", params(), output)
+    output = tmp_path_factory.mktemp("made") / "export"
+    write_export("tiny.MoE", SMALL, output)
     return output
 
 
@@ -74,8 +74,8 @@ def test_it_draws_its_state_and_trains_as_here(exported):
     ],
 )
 def test_so_do_other_gatings_routers_and_dispatchers(overrides, tmp_path):
-    StableHLO().export_untrained("tiny.MoE", params(*overrides), tmp_path)
-    assert_trains_as_here(tmp_path, params(*overrides))
+    write_export("tiny.MoE", [*SMALL, *overrides], tmp_path / "export")
+    assert_trains_as_here(tmp_path / "export", params(*overrides))
 
 
 @pytest.mark.slow
