@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from lingvo_moe.config.plugins import import_plugins, imported
 from lingvo_moe.data.prepare_pair import Piece, Work
-from lingvo_moe.data.stages import PreparationStage, stages
+from lingvo_moe.data.stages import stages
 from lingvo_moe.system.pieces import take
 
 try:
@@ -65,15 +65,11 @@ def run_pipeline(work: Work, options: Sequence[str]) -> None:
 
 
 @functools.lru_cache(1)
-def _stages(job: _Job) -> list[PreparationStage]:
-    import_plugins(pickle.loads(job.plugins))
-    return stages(pickle.loads(job.work))
-
-
-@functools.lru_cache(1)
 def _pieces(job: _Job, stage: int) -> dict[str, Piece]:
     """Path -> piece, of a stage."""
-    return {str(piece.path): piece for piece in _stages(job)[stage].pieces()}
+    import_plugins(pickle.loads(job.plugins))
+    pieces = stages(pickle.loads(job.work))[stage].pieces()
+    return {str(piece.path): piece for piece in pieces}
 
 
 def _unfinished(before: int, job: _Job, stage: int) -> list[str]:

@@ -51,20 +51,17 @@ class CorpusPair:
         """Reads the lines of a split, stripped, one at a time; none without files for the split.
         Raises ValueError: the two files have different numbers of lines; text is not UTF-8; a
         TSV line does not have exactly one tab; a TMX file is not valid."""
-        files = self.files.get(split, ())
-        if not files:
-            return
-        turned = split in self.turned
-        for pair in self._read(turned, *files):
-            yield SentencePair(*reversed(pair)) if turned else pair
-
-    def _read(self, turned, *files):
+        if split not in self.files:
+            return iter(())
+        turned, files = split in self.turned, self.files[split]
         if len(files) == 2:
-            return _aligned_pairs(*files)
-        if _plain_name(*files).endswith(".tsv"):
-            return _tsv_pairs(*files)
-        languages = (self.source, self.target)[:: -1 if turned else 1]
-        return itertools.starmap(SentencePair, read_tmx(*files, *languages))
+            pairs = _aligned_pairs(*files)
+        elif _plain_name(files[0]).endswith(".tsv"):
+            pairs = _tsv_pairs(files[0])
+        else:
+            languages = (self.source, self.target)[:: -1 if turned else 1]
+            pairs = itertools.starmap(SentencePair, read_tmx(files[0], *languages))
+        return (SentencePair(*reversed(pair)) for pair in pairs) if turned else pairs
 
     def reverse(self) -> "CorpusPair":
         """The same text in the other direction."""

@@ -10,7 +10,6 @@ import json
 import re
 import resource
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 
 from lingvo_moe.config.fields import check_fields
@@ -156,17 +155,12 @@ class Dataset:
             raise ValueError(f"Unknown pair {name!r}; this dataset has {first_of(names)}.{hint}")
         return self.pairs[names.index(name)]
 
-    def examples(self, split: str, name: str) -> list[Example]:
-        """All examples of a pair's split. Raises OSError: a shard is missing or damaged."""
-        shards = self.pair(name).shards.get(split, {})
-        return [example for shard in shards for example in self.records(shard)]
-
-    def first_examples(self, split: str, name: str, count: int) -> Iterator[Example]:
-        """The first examples of a pair's split, at most `count`, one by one; reads only these.
-        Raises OSError: a shard is missing or damaged."""
+    def examples(self, split: str, name: str, count: int | None = None) -> list[Example]:
+        """All examples of a pair's split, or at most the first `count`. Raises OSError: a shard is
+        missing or damaged."""
         shards = self.pair(name).shards.get(split, {})
         examples = itertools.chain.from_iterable(map(self.records, shards))
-        return itertools.islice(examples, count)
+        return list(itertools.islice(examples, count))
 
     def records(self, shard: str) -> Records:
         """Opens a shard, by its path below the directory; its checksum is verified the first time.

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -203,18 +204,10 @@ class ProcessRows:
     def __init__(self, shape: tuple[int, ...], rows: Mapping[int, np.ndarray]):
         """shape: of the whole array; rows: number -> row."""
         self.shape = shape
-        self.addressable_shards = [
-            RowShard((slice(number, number + 1),), row[None]) for number, row in rows.items()
+        self.addressable_shards = [  # as jax.Shard
+            SimpleNamespace(index=(slice(number, number + 1),), data=row[None], replica_id=0)
+            for number, row in rows.items()
         ]
-
-
-@dataclasses.dataclass(frozen=True)
-class RowShard:
-    """One row; see jax.Shard."""
-
-    index: tuple[slice, ...]
-    data: np.ndarray
-    replica_id: int = 0
 
 
 def eval_batches(dataset: Dataset, split: str, params: InputParams) -> Iterator[NestedMap]:

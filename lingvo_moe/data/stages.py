@@ -161,12 +161,13 @@ def nothing_kept(work: Work) -> str:
     reasons: collections.Counter[str] = collections.Counter()
     for pair in work.each_pair():
         reasons.update(pair.left_out("train"))
+        reasons[f"max_length={work.params.max_length}"] += sum(pair.kept_counts)
     if not reasons.total():
         return "There are no train lines. Give text for training."
     counts = ", ".join(f"{count:,} by {name}" for name, count in reasons.items() if count)
     return (
         f"All {reasons.total():,} train lines are left out ({counts}). Give other text, or change "
-        f"the rules of cleaning."
+        f"these params."
     )
 
 

@@ -179,7 +179,9 @@ def search(
     """
     batch = tf.shape(max_lengths)[0]
     max_lengths = tf.maximum(max_lengths, forced(request.prefix) + 1)
-    static, steps = steps is not None, _num_steps(max_lengths) if steps is None else steps
+    # At least 0: the maximum over an empty batch is the smallest integer.
+    longest = tf.maximum(tf.reduce_max(max_lengths), 0)
+    static, steps = steps is not None, longest if steps is None else steps
     positions = steps * request.sharing if static else 0
     best = _nothing(batch, steps, request)
     living = _start(batch, steps, positions, request, start)
@@ -239,28 +241,23 @@ def _advance(step_fn, request, step, rows):
     logits, caches, sources = step_fn(newest, step, rows.caches, by_cache, rows.source)
     least = tf.maximum(params.min_length, forced(request.prefix) + 1)
     may_end = (step + 1 >= least) & _has_words(living.written["ids"], step, request)
-    may_end |= (step + 1 >= rows.max_length)[:, None]
+    must_end = step + 1 >= rows.max_length
+    may_end |= must_end[:, None]
     ids, n = living.written["ids"], params.no_repeat_ngram
-    scored = _Scored(logits, allowed(logits, ids, step, request.prefix, n), may_end)
-    state = living, scored, rows.max_length[:, None], step, params
-    continuations = smart_cond(request.samples, lambda: _draw(*state), lambda: _choose(*state))
+    scored = living.log_probs, logits, allowed(logits, ids, step, request.prefix, n), may_end
+    continuations = smart_cond(
+        request.samples,
+        lambda: _draw(*scored, must_end[:, None], step, params),
+        lambda: _choose(*scored, params),
+    )
     living = living._replace(visible=visible)
     best = _offer(rows.best, living, continuations.ended, sources, step, request)
     living = _extend(living, continuations, sources, step)
     caches = of_parents(caches, continuations.parent, sharing, request.in_order)
-    hopeless = step + 1 >= rows.max_length
-    hopeless |= _no_better(living.log_probs, rows.max_length, best.scores, request)
-    log_probs = tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs)
+    no_better = _no_better(living.log_probs, rows.max_length, best.scores, request)
+    log_probs = tf.where((must_end | no_better)[:, None], _IMPOSSIBLE, living.log_probs)
     living = living._replace(log_probs=log_probs)
     return step + 1, rows._replace(caches=caches, living=living, best=best)
-
-
-class _Scored(NamedTuple):
-    """The result of a step."""
-
-    logits: tf.Tensor  # float32 [B, K, V]
-    allowed: tf.Tensor  # the same, -inf for tokens that are not allowed
-    may_end: tf.Tensor  # bool [B, K], whether EOS is allowed
 
 
 class _Continuations(NamedTuple):
@@ -274,18 +271,16 @@ class _Continuations(NamedTuple):
     log_probs: tf.Tensor
 
 
-def _choose(living, scored, max_length, step, params):
+def _choose(log_probs, logits, allowed_logits, may_end, params):
     """The K best continuations by tokens other than EOS."""
-    del max_length, step
-    logits, count = scored.logits, params.beam_size + len(_NO_WORDS)
+    count = params.beam_size + len(_NO_WORDS)
     max_count = MAX_BEAM + len(_NO_WORDS)
     if not tf.is_tensor(count):  # a graph for any beam size has a vocabulary of a real model
         max_count = count = min(count, logits.shape[-1] or count)
-    choices = best_choices(scored.allowed, count, max_count)
-    unchanged = scored.allowed is logits
-    total = choices.log_total if unchanged else tf.reduce_logsumexp(logits, axis=-1)
-    log_probs = living.log_probs - total
-    ended = tf.where(scored.may_end, log_probs + logits[..., EOS], _IMPOSSIBLE)
+    choices = best_choices(allowed_logits, count, max_count)
+    unchanged = allowed_logits is logits
+    log_probs -= choices.log_total if unchanged else tf.reduce_logsumexp(logits, axis=-1)
+    ended = tf.where(may_end, log_probs + logits[..., EOS], _IMPOSSIBLE)
     beams = size_of(choices.ids, 1)
     totals = log_probs[..., None] + choices.logits
     totals = tf.where(_is_one_of(choices.ids, _NO_WORDS), _IMPOSSIBLE, totals)
@@ -295,14 +290,13 @@ def _choose(living, scored, max_length, step, params):
     return _Continuations(ended, index // count, token, log_probs)
 
 
-def _draw(living, scored, max_length, step, params):
+def _draw(log_probs, logits, allowed_logits, may_end, must_end, step, params):
     """A token for each sample."""
-    logits = scored.logits
     never = _is_one_of(tf.range(logits.shape[-1]), (PAD, BOS, UNK))
-    never |= _is_one_of(tf.range(logits.shape[-1]), (EOS,)) & ~scored.may_end[..., None]
-    token = params.sampling.draw(tf.where(never, _IMPOSSIBLE, scored.allowed), step)
-    token = tf.where(step + 1 >= max_length, EOS, token)
-    log_probs = living.log_probs - tf.reduce_logsumexp(logits, axis=-1)
+    never |= _is_one_of(tf.range(logits.shape[-1]), (EOS,)) & ~may_end[..., None]
+    token = params.sampling.draw(tf.where(never, _IMPOSSIBLE, allowed_logits), step)
+    token = tf.where(must_end, EOS, token)
+    log_probs -= tf.reduce_logsumexp(logits, axis=-1)
     log_probs += tf.gather(logits, token, batch_dims=2)
     ends = token == EOS
     return _Continuations(
@@ -370,11 +364,6 @@ def _invariants(state):
     caches = tf.nest.map_structure(lambda x: loose(x, 0, x.shape.rank - 2), rows.caches)
     living = invariant.living._replace(visible=loose(rows.living.visible, 0, 2))
     return step.shape, invariant._replace(caches=caches, living=living), _shapes(best)
-
-
-def _num_steps(max_lengths):
-    """T, at least 0: the maximum over an empty batch is the smallest integer."""
-    return tf.maximum(tf.reduce_max(max_lengths), 0)
 
 
 def _start(batch, steps, positions, request, start):

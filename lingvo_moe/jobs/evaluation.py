@@ -317,7 +317,7 @@ def language_identifier(dataset: Dataset) -> LanguageIdentifier | None:
     """
     texts: dict[str, list[str]] = {}
     for pair in dataset.pairs:
-        examples = list(dataset.first_examples("train", pair.name, _SENTENCES))
+        examples = dataset.examples("train", pair.name, _SENTENCES)
         sources, targets = (train_texts(dataset, examples, side) for side in SIDES)
         for language, more in ((pair.source, sources), (pair.target, targets)):
             known = texts.setdefault(language, [])

@@ -72,14 +72,11 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise _cannot_listen(host, port, error) from error
+        raise OSError(
+            f"Cannot listen on {host}, port {port} ({error.strerror}); give another --host or "
+            f"--port."
+        ) from error
     return listener
-
-
-def _cannot_listen(host, port, error):
-    return OSError(
-        f"Cannot listen on {host}, port {port} ({error.strerror}); give another --host or --port."
-    )
 
 
 def url(listener: socket.socket) -> str:
@@ -106,11 +103,7 @@ def serve(
 
     Raises OSError: another process has begun to listen at the address since `bind`.
     """
-    try:
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        host, port = listener.getsockname()[:2]
-        raise _cannot_listen(host, port, error) from error
+    listener.listen(_BACKLOG)
     # asyncio.run would wait for threads.
     unanswered = asyncio.new_event_loop().run_until_complete(
         _serve(server, listener, drain, report)
