@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lingvo_moe.config.plugins import digest, imported
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.report import REPORT_FILE, load_report
 from lingvo_moe.jobs.evaluation import evaluate
@@ -93,12 +94,18 @@ def compare(
         All runs of compare.json; see `measure`.
 
     Raises:
+        ValueError: a row has runs with other params, or plug-ins have changed since.
         ValueError, OSError, SystemExit: as `train_model` and `evaluate`.
     """
     runs = _known(output / FILE)
+    made = {one.name: _made_with(one, overrides) for one in settings}
+    for run in runs.values():
+        _check_same(run, made.get(run["row"], run))
+    count = len(seeds) * len(settings)
     for seed in seeds:
         for setting in settings:
             logdir = output / setting.name / str(seed)
+            number = seeds.index(seed) * len(settings) + settings.index(setting) + 1
             texts = [*overrides, *setting.overrides, f"train.seed={seed}"]
             job = TrainingJob(
                 model=setting.model,
@@ -107,7 +114,7 @@ def compare(
                 dataset=dataset,
                 logdir=logdir,
                 make_runtime=make_runtime,
-                report=_after(f"[{setting.name}, seed {seed}] ", report),
+                report=_after(f"[{number}/{count}: {setting.name}, seed {seed}] ", report),
             )
             train_model(job)
             scores = logdir / _REPORT
@@ -118,14 +125,36 @@ def compare(
             runs[setting.name, seed] = {
                 "row": setting.name,
                 "seed": seed,
-                "model": setting.model,
-                "set": [*overrides, *setting.overrides],
+                **made[setting.name],
                 **measure(logdir),
             }
-            ordered = sorted(runs.values(), key=lambda run: (run["row"], run["seed"]))
-            write_whole(output / FILE, json.dumps({"runs": ordered}, indent=1) + "\n")
-            report(f"\n{compare_table(ordered).to_text()}")
+            done = list(runs.values())
+            write_whole(output / FILE, json.dumps({"runs": done}, indent=1) + "\n")
+            report(f"\n{compare_table(done).to_text()}")
     return list(runs.values())
+
+
+def _made_with(setting: Setting, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the runs of a row have in common."""
+    return {
+        "model": setting.model,
+        "set": [*overrides, *setting.overrides],
+        "plugins": {name: digest(name) for name in imported()},
+    }
+
+
+def _check_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Checks that a finished run fits the runs of its row that this call makes."""
+    before, after = ({"model": one["model"], "set": one["set"]} for one in (run, now))
+    changed = [
+        n for n, d in run.get("plugins", {}).items() if now.get("plugins", {}).get(n, d) != d
+    ]
+    if before != after or changed:
+        why = f"before {', '.join(changed)} changed" if changed else f"with {before}, not {after}"
+        raise ValueError(
+            f"The row {run['row']!r} has a run of seed {run['seed']} that was made {why}. Give the "
+            f"row another name, or --output another directory."
+        )
 
 
 def _after(prefix: str, report: Callable[[str], None]) -> Callable[[str], None]:

@@ -41,6 +41,17 @@ def test_runs_are_made_once_and_averaged(tmp_path):
     assert f"{mean:.3f} ± {error:.3f}" in lines[-1]
 
 
+def test_a_row_has_runs_of_one_setting(tmp_path, monkeypatch):
+    made = {"row": "top-1", "seed": 5, "model": "tiny.MoE", "plugins": {"mine.py": "before"}}
+    made["set"] = [*_SHORT, *_ROW.overrides]
+    monkeypatch.setattr("lingvo_moe.jobs.compare.imported", lambda: ("mine.py",))
+    for changes in ({"set": made["set"][1:]}, {"model": "tiny.Dense"}, {}):
+        (tmp_path / FILE).write_text(json.dumps({"runs": [made | changes]}))
+        with pytest.raises(ValueError, match=r"'top-1' has a run of seed 5.*Give"):
+            compare([_ROW], dataset(), tmp_path, [6], _SHORT, Local, print)
+    assert not (tmp_path / "top-1").exists()
+
+
 @pytest.mark.parametrize("text", ["top-1", ": tiny.MoE", "a/b: tiny.MoE"])
 def test_a_row_of_another_form_is_refused(text):
     with pytest.raises(ValueError, match="row"):

@@ -149,8 +149,7 @@ class MoE(Layer):
         capacity = policy.capacity(grouped.shape[1], scores.logits.shape[-1])
         state = theta.get("gating", NestedMap())
         extras = Extras(tokens.ids, tokens.segments, size_of(inputs, 1), state)
-        routing = p.gating.route(scores.logits, tokens.mask, capacity, context, extras)
-        routing = routing.with_confidence(scores.logits)
+        routing = p.gating.choose(scores.logits, tokens.mask, capacity, context, extras)
         masked = p.expert.mask(routing, context.fold("output_mask"))
         if not context.training:
             masked = p.training.holding.to_expert_index(masked, theta)

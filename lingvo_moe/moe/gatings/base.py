@@ -31,7 +31,7 @@ class Routing(NamedTuple):
             choices; `choices` [E], number of choices of an expert before capacity; `drop_rate` [],
             dropped / wanted.
         confidence: float32 [G, S], the softmax of the scores at a token's first choice; None until
-            the MoE layer has filled it in.
+            `Gating.choose` has filled it in.
     """
 
     expert: tf.Tensor
@@ -44,12 +44,6 @@ class Routing(NamedTuple):
     stats: NestedMap
     loss: tf.Tensor | float = 0.0
     confidence: tf.Tensor | None = None
-
-    def with_confidence(self, logits: tf.Tensor) -> "Routing":
-        """The Routing with `confidence`, from the scores [G, S, E]."""
-        is_first = tf.one_hot(self.expert[..., 0], logits.shape[-1])
-        gate = tf.reduce_sum(tf.nn.softmax(logits) * is_first, axis=-1)
-        return self._replace(confidence=gate)
 
 
 class Extras(NamedTuple):
@@ -97,6 +91,31 @@ class Gating(Params, abc.ABC):
         """StateSpecs of values that the policy keeps from step to step; most policies have none."""
         del num_experts
         return NestedMap()
+
+    def choose(
+        self,
+        logits: tf.Tensor,
+        mask: tf.Tensor,
+        capacity: int | None,
+        context: Context,
+        extras: Extras,
+    ) -> Routing:
+        """The result of `route`, with its confidence.
+
+        Raises:
+            ValueError: `route` gave choices of another form.
+        """
+        routing = self.route(logits, mask, capacity, context, extras)
+        for tensor, dtype in ((routing.expert, tf.int32), (routing.weight, tf.float32)):
+            if tensor.dtype != dtype or tensor.shape.rank != 3:
+                raise ValueError(
+                    f"{type(self).__module__}.{type(self).__name__}: the experts and weights of "
+                    f"its Routing must be int32 and float32 [G, S, K]; got {tensor.dtype.name} "
+                    f"{tensor.shape}."
+                )
+        is_first = tf.one_hot(routing.expert[..., 0], logits.shape[-1])
+        gate = tf.reduce_sum(tf.nn.softmax(logits) * is_first, axis=-1)
+        return routing._replace(confidence=gate)
 
     @abc.abstractmethod
     def route(
