@@ -8,7 +8,7 @@ bench-decode` installs the peers into build/peers. The dense models of CTranslat
 package have the same random weights. Sources have --steps tokens and as many steps are taken. A
 case such as 16x4 is 16 sentences with a beam of 4. Every round times each engine once; a ratio is
 the median of the rounds' ratios. --latency prints percentiles, for which 100 rounds are enough.
---caches compares the kinds of decoding.cache with our dense model, without other packages.
+--caches compares the kinds of caches (decoding/cache.py) with our dense model alone.
 
 On an idle machine use wall time. On a shared machine use processor time, which is that of all
 threads.
@@ -84,10 +84,13 @@ def main() -> None:
         }
         if args.caches:
             starts = {
-                cache: functools.partial(
-                    ours, "model.moe=None", f"decoding.cache={cache}()", runtime=args.caches
+                name: functools.partial(
+                    ours,
+                    "model.moe=None",
+                    f"decoding.separate_caches_from={least}",
+                    runtime=args.caches,
                 )
-                for cache in ("Flat", "Reordered")
+                for name, least in (("shared", 65), ("separate", 1))
             }
         chosen = [name for name in args.only.split(",") if name] or list(starts)
         engines = {name: starts[name]() for name in starts if name in chosen}

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.decoding.cache import Flat, Reordered, of_parents
+from lingvo_moe.decoding.cache import of_parents
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.testing.slow_search import request_of, sentences, tiny
+
+SHARED, SEPARATE = 65, 1  # values of separate_caches_from
 
 
 def test_caches_of_parents_by_hand():
@@ -32,8 +34,11 @@ def test_caches_of_parents_by_hand():
 def test_translations_tokens_and_scores_are_equal(options):
     search = {"beam_size": 4, "n_best": 3, "tokens": True, "length_ratio": 1.0, "length_offset": 5}
     found = {
-        cache: tiny().output(sentences([2, 20, 4, 6]), request_of(**search | options, cache=cache))
-        for cache in (Flat(), Reordered())
+        least: tiny().output(
+            sentences([2, 20, 4, 6]),
+            request_of(**search | options, separate_caches_from=least),
+        )
+        for least in (SHARED, SEPARATE)
     }
     flat, reordered = found.values()
     assert len({tuple(ids) for ids in flat.ids.reshape([-1, flat.ids.shape[2]])}) > 2

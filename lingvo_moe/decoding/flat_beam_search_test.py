@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.config.plugins import import_plugins
-from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.decoding.flat_beam_search import best_choices, search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
@@ -29,6 +28,7 @@ from lingvo_moe.testing.slow_search import (
 )
 
 A, B = 4, 5  # the words of the toy languages
+SHARED, SEPARATE = 65, 1  # caches
 
 
 @functools.cache
@@ -126,22 +126,22 @@ def test_the_best_choices_of_many_are_those_of_a_sort(kind, max_count):
 
 
 @pytest.mark.parametrize(
-    ("cache", "beam_size", "alpha"),
+    ("least", "beam_size", "alpha"),
     [
         *[(None, n, alpha) for n, alpha in ((1, 0.6), (2, 0.0), (5, 1.0), (8, 0.0))],
-        *[(Flat(), 4, 0.0), (Reordered(), 3, 1.0)],
+        *[(SHARED, 4, 0.0), (SEPARATE, 3, 1.0)],
         *[
-            pytest.param(cache, *of, marks=pytest.mark.slow)
-            for cache in (Flat(), Reordered())
+            pytest.param(least, *of, marks=pytest.mark.slow)
+            for least in (SHARED, SEPARATE)
             for of in [(1, 1.0), (3, 0.6), (6, 0.6), (7, 1.0), (8, 1.0)]
         ],
     ],
 )
-def test_equals_a_plain_beam_search(beam_size, alpha, cache):
+def test_equals_a_plain_beam_search(beam_size, alpha, least):
     """Without a cache in the graph of exports, for any beam size."""
     options = {"length_ratio": 1.0, "length_offset": 4, "length_penalty": alpha, "n_best": 3}
-    params = BeamSearchParams(beam_size=beam_size, cache=cache or Flat(), **options)
-    search = tiny().search if cache else tiny().search_as_exported
+    params = BeamSearchParams(beam_size=beam_size, separate_caches_from=least or SHARED, **options)
+    search = tiny().search if least else tiny().search_as_exported
     sources = sentences([1, 2, 4, 6, 6, 3])
     lengths = set()
     for source, hypotheses in zip(sources, search(sources, Request(params)), strict=True):
@@ -174,12 +174,12 @@ def test_one_search_compares_length_penalties():
     assert len({len(ids) for found in together for ids, _ in found}) >= 3
 
 
-@pytest.mark.parametrize("cache", [None, Reordered()])
-def test_caches_grow_and_sentences_leave(cache):
+@pytest.mark.parametrize("least", [None, SEPARATE])
+def test_caches_grow_and_sentences_leave(least):
     # At most 46, 20 and 8 tokens: two sentences leave and the last one outgrows its cache twice.
     length = {"length_ratio": 2.0, "length_offset": 6}
-    params = BeamSearchParams(beam_size=3, n_best=3, cache=cache or Flat(), **length)
-    search = tiny().search if cache else tiny().search_as_exported
+    params = BeamSearchParams(beam_size=3, n_best=3, separate_caches_from=least or SHARED, **length)
+    search = tiny().search if least else tiny().search_as_exported
     sources = sentences([1, 20, 7])
     found = search(sources, Request(params))
     for source, hypotheses in zip(sources, found, strict=True):

@@ -17,7 +17,6 @@ from lingvo_moe.config.fields import (
     Rule,
 )
 from lingvo_moe.config.params import evolve_all
-from lingvo_moe.decoding.cache import ByBeam, Cache
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.decoding.sampling import Sampling
 
@@ -52,7 +51,7 @@ class BeamSearchParams(Params):
     """The params of a search.
 
     Attributes:
-        beam_size: K, 1 to MAX_BEAM. With a Flat cache, memory grows with its square.
+        beam_size: K, 1 to MAX_BEAM. With a shared cache, memory grows with its square.
         n_best: N, number of translations to return, 1 to MAX_BEAM.
         length_penalty: α of score = log P / ((5 + length)/6)^α (Wu et al. 2016, equation 14); the
             length counts EOS. FROM_DATA is what Fitted has for the target language.
@@ -67,7 +66,9 @@ class BeamSearchParams(Params):
             source token; see `Transformer.step`.
         batch_tokens: number of source tokens that are decoded together, with padding; a longer
             sentence is decoded alone. It does not change translations.
-        cache: how keys and values of hypotheses are kept. It does not change translations.
+        separate_caches_from: beams of at least so many hypotheses have a cache for each, smaller
+            ones share one (see decoding/cache.py). It does not change translations; the default is
+            measured on a CPU.
         sampling: draws beam_size independent translations of each sentence and returns the N with
             the best scores; None to search.
 
@@ -85,7 +86,7 @@ class BeamSearchParams(Params):
     target_prefix: _Line = ""
     tokens: bool = False
     batch_tokens: PositiveInt = 2048
-    cache: Cache = ByBeam()
+    separate_caches_from: PositiveInt = 32
     sampling: Sampling | None = None
 
     def filled(self, fitted: Fitted = UNFITTED, language: str | None = None) -> "BeamSearchParams":

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.config.fields import FROM_DATA, alternatives
-from lingvo_moe.decoding.cache import Cache
 from lingvo_moe.decoding.constraints import given
 from lingvo_moe.decoding.fitted import Fitted
 from lingvo_moe.decoding.params import BeamSearchParams
@@ -29,7 +28,7 @@ def _kinds(cls: type) -> dict[str, type[np.number]]:
 _OF_SAMPLING = _kinds(Sampling)
 # Fields that are inputs of an exported graph, so that one graph serves all requests.
 _OF_SEARCH = _kinds(BeamSearchParams)
-del _OF_SEARCH["batch_tokens"]
+del _OF_SEARCH["batch_tokens"], _OF_SEARCH["separate_caches_from"]
 # Those that are inputs of any graph, so that other values need no new graph; the second ones are
 # sizes, which XLA needs to know.
 _INPUTS, _SIZES = ("length_penalty", "min_length"), ("length_ratio", "length_offset")
@@ -71,8 +70,9 @@ class Request:
 
     @property
     def sharing(self) -> int | tf.Tensor:
-        """Number of hypotheses that share a cache."""
-        return self.params.cache.sharing(self.params.beam_size)
+        """Number of hypotheses that share a cache: all, in a graph for any beam size."""
+        beams, least = self.params.beam_size, self.params.separate_caches_from
+        return beams if tf.is_tensor(beams) or beams < least else 1
 
     def check_after_tag(self) -> None:
         """Checks the request for a model whose translations begin with the tag of their
@@ -112,12 +112,10 @@ class Request:
         return _replaced(_replaced(self, inputs, ["prefix"]), {"params": params})
 
     @staticmethod
-    def of_tensors(
-        inputs: Mapping[str, tf.Tensor], cache: Cache, spaces: tuple[int, ...] = ()
-    ) -> "Request":
+    def of_tensors(inputs: Mapping[str, tf.Tensor], spaces: tuple[int, ...] = ()) -> "Request":
         """A request whose options are tensors, for a graph that serves any request: those of
         `numbers_of` by name, and prefix int32 [P], if there is one."""
-        any_search = BeamSearchParams(tokens=True, cache=cache, sampling=Sampling())
+        any_search = BeamSearchParams(tokens=True, sampling=Sampling())
         request = Request(any_search, spaces=spaces).with_inputs(inputs)
         return _replaced(request, {"sampling": inputs["temperature"] > 0})
 

@@ -24,10 +24,10 @@ def runtimes(*overrides):
     return made
 
 
-@pytest.mark.parametrize("cache", ["Flat", "Reordered"])
+@pytest.mark.parametrize("least", [1, 65])
 @pytest.mark.slow
-def test_translations_are_those_of_the_executor(cache):
-    cache = f"decoding.cache={cache}()"
+def test_translations_are_those_of_the_executor(least):
+    cache = f"decoding.separate_caches_from={least}"
     local, xla = runtimes("decoding.tokens=True", "decoding.beam_size=2", cache)
     wanted = local.translate(IDS, LENGTHS)
     for rows in (slice(None), slice(1, 2)):  # padded to 4 rows; 1 row

@@ -303,7 +303,10 @@ class Server:
                         408,
                         f"The body did not arrive within {seconds:g} s; send fewer sentences.",
                     )
-                return read(arrived.result(), self.limits)
+                try:
+                    return read(arrived.result(), self.limits)
+                except ValueError as error:
+                    refuse(WRONG, str(error))
 
     @contextlib.contextmanager
     def _answering(self):

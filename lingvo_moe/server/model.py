@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a server starts before TensorFlow is imported
     from lingvo_moe.jobs.model import Explanation, Model
     from lingvo_moe.serving.exported import Exported
 
-_NO_OPTIONS = ("batch_tokens", "cache")
+_NO_OPTIONS = ("batch_tokens", "separate_caches_from")
 _TAG_AND_EOS = 2
 
 

@@ -62,7 +62,7 @@ def test_experts():
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
-        (b'{"to": "en", "sources": ["a"]}', 422, "'targets' is missing"),
+        (b'{"to": "en", "sources": ["a"]}', 422, "'targets' must be"),
         (b'{"to": "en", "sources": [1], "targets": ["b"]}', 422, "'sources' must be"),
         (b'{"to": "en", "n_best": 2}', 422, "Unknown field 'n_best'"),
         (b'{"to": "en", "sources": ["a", "b"], "targets": ["c"]}', 422, "2 sources and 1 targets"),

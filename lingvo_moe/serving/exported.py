@@ -24,7 +24,7 @@ from lingvo_moe.tasks.languages import check_source_language, check_target_langu
 
 # Fields of BeamSearchParams: those that are texts, and those that no export has as options.
 _TEXTS = ("source_prefix", "target_prefix")
-_NO_OPTIONS = ("cache",)
+_NO_OPTIONS = ("separate_caches_from",)
 
 
 def is_saved_model(directory: Path) -> bool:

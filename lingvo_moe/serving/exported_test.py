@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import lingvo_moe as lm
-from lingvo_moe.decoding.cache import Flat
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.nn.tensorflow_private import SavedModelProto
@@ -94,7 +93,7 @@ def test_it_knows_its_model(model_dir, exported):
         ({"to": "EN"}, r"does not translate into 'EN'; .* Did you mean 'en'\?$"),
         ({"source_language": "xx"}, "does not translate from 'xx'; it knows .*qna"),
         ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
-        ({"cache": Flat()}, "cache is no option of this export"),
+        ({"separate_caches_from": 9}, "separate_caches_from is no option of this export"),
         ({"source_prefix": "mi " * 20}, "source_prefix has .* at most 13"),
         ({"target_prefix": "mi " * 20}, "target_prefix has .* at most 14"),
     ],

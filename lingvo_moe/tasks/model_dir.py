@@ -29,7 +29,8 @@ from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer
 
-_OF_SPEED = ("decoding.batch_tokens", "decoding.cache")  # params that change speed alone
+# Params that change speed alone.
+_OF_SPEED = ("decoding.batch_tokens", "decoding.separate_caches_from")
 _PENALTIES = "length_penalties.json"  # step, averaging and beam size -> a part of a Fitted
 
 

@@ -191,7 +191,7 @@ class TestGoingOn:
             ModelDir.create(tmp_path, "tiny.MoE", ["train.dev_bleu_sentences=5"], dataset())
         with pytest.raises(ValueError, match="beam_size"):
             ModelDir.create(tmp_path, "tiny.MoE", ["decoding.beam_size=1"], dataset())
-        same = ["batch_tokens=9", "cache=Flat()", "n_best=2", "tokens=True"]
+        same = ["batch_tokens=9", "separate_caches_from=9", "n_best=2", "tokens=True"]
         texts = [f"decoding.{text}" for text in same]
         ModelDir.create(tmp_path, "tiny.MoE", [*texts, "train.max_steps=9"], dataset())
         assert ModelDir.open(tmp_path).params.decoding.n_best == 2

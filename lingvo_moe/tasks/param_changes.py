@@ -63,7 +63,9 @@ _RESUMING = (
     *("averaging*", "optimizer.*"),
     *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name != "seed"),
 )
-_SEARCH = ("decoding.batch_tokens", "decoding.cache*", "decoding.n_best", "decoding.tokens")
+_SEARCH = tuple(
+    f"decoding.{name}" for name in ("batch_tokens", "separate_caches_from", "n_best", "tokens")
+)
 
 RESUMING = Changeable(
     (*(p for p in _RESUMING if p != "train.best_by"), "decoding*"), "when training resumes"

@@ -19,7 +19,7 @@ def test_every_pattern_is_of_a_param(changeable):
 def test_of_decoding_only_what_keeps_the_best_translation_may_change_with_dev_bleu():
     paths = [path for path in to_fields(PARAMS) if path.startswith("decoding.")]
     fields = {path.split(".")[1] for path in paths if RESUMING_BY_BLEU._has(path)}
-    assert fields == {"batch_tokens", "cache", "n_best", "tokens"}
+    assert fields == {"batch_tokens", "separate_caches_from", "n_best", "tokens"}
     assert all(RESUMING._has(path) for path in paths)
 
 

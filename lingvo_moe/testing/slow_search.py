@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.decoding.cache import Flat
 from lingvo_moe.decoding.flat_beam_search import beam_search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request, numbers_of
@@ -67,7 +66,7 @@ class Tiny:
 
         @without_gradients()
         def translate(source, lengths, inputs):
-            request = graph.with_inputs(inputs) if graph else Request.of_tensors(inputs, Flat())
+            request = graph.with_inputs(inputs) if graph else Request.of_tensors(inputs)
             return beam_search(self._parts, self._laid_out, source, lengths, request)
 
         signature = [IDS, tf.TensorSpec([None], tf.int32), specs]

@@ -11,23 +11,23 @@ import json
 
 import numpy as np
 
-from lingvo_moe.config.fields import short_repr
+from lingvo_moe.config.fields import Params, short_repr
 from lingvo_moe.config.params import text_of
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.decoding.fitted import FITTED
-from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.inference.translator import part_pieces
-from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.moe.activation import GEGLU, GELU, ReLU, SwiGLU
 from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.serving.client import ABOUT
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.prune import unrolled
+from lingvo_moe.tasks.model_dir import ModelDir
 
 # Activation -> its name in CTranslate2.
 _ACTIVATIONS = {ReLU(): "RELU", GELU(): "GELU", GEGLU(): "GELU", SwiGLU(): "SWISH"}
 # Params of the model of which only the default is exported.
 _DEFAULT_ALONE = (
+    "moe",
     "norm",
     "position",
     "use_bias",
@@ -42,7 +42,7 @@ _DEFAULT_ALONE = (
 # Params of decoding that the client carries out.
 _CARRIED_OUT = ("beam_size", "length_offset", "min_length", "no_repeat_ngram")
 # Those of a language are carried out too; the others do not change the best translation.
-_NOT_NEEDED = (*FITTED, "n_best", "batch_tokens", "cache")
+_NOT_NEEDED = (*FITTED, "n_best", "batch_tokens", "separate_caches_from")
 _USUAL_LENGTH = 20  # of a translation, in tokens
 
 
@@ -59,8 +59,7 @@ class CTranslate2(Format):
     def check(self, model_dir, output, pruning):
         """Checks that CTranslate2 is installed and can compute this model."""
         _import()
-        _check_layers(model_dir.params.model)
-        _check_decoding(model_dir.params.decoding)
+        _check(model_dir)
 
     def write(self, model_dir, theta, step, directory):
         """Writes the model, the vocabularies and what the client knows."""
@@ -108,33 +107,24 @@ def _import():
     return specs
 
 
-def _check_decoding(decoding: BeamSearchParams) -> None:
-    for field in dataclasses.fields(decoding):
-        value = getattr(decoding, field.name)
-        if field.name not in (*_CARRIED_OUT, *_NOT_NEEDED) and value != field.default:
+def _check(model_dir: ModelDir) -> None:
+    """Raises ValueError: CTranslate2 cannot compute this model or its search."""
+    model, decoding = model_dir.params.model, model_dir.params.decoding
+    known = (*_CARRIED_OUT, *_NOT_NEEDED)
+    fields: dict[str, tuple[Params, str]] = {f"model.{n}": (model, n) for n in _DEFAULT_ALONE}
+    fields |= {f"decoding.{n}": (decoding, n) for n in vars(decoding) if n not in known}
+    for path, (params, name) in fields.items():
+        value, default = getattr(params, name), getattr(type(params), name)
+        if value != default:
             raise ValueError(
-                f"CTranslate2 cannot carry out decoding.{field.name}={short_repr(value)}. Pass "
-                f"--set=decoding.{field.name}={text_of(field.default)}, or export with "
-                f"--format=saved_model."
+                f"CTranslate2 supports {path}={text_of(default)} only, not {short_repr(value)}. "
+                f"Export the model with --format=saved_model."
             )
-
-
-def _check_layers(model: TransformerParams) -> None:
-    if model.moe:
-        raise ValueError("CTranslate2 has no experts. Export the model with --format=saved_model.")
     if model.activation not in _ACTIVATIONS:
         raise ValueError(
             f"CTranslate2 has no activation {model.activation}; it has "
-            f"{', '.join(str(known) for known in _ACTIVATIONS)}. Export it with "
-            f"--format=saved_model."
+            f"{', '.join(map(str, _ACTIVATIONS))}. Export it with --format=saved_model."
         )
-    defaults = {field.name: field.default for field in dataclasses.fields(model)}
-    for name in _DEFAULT_ALONE:
-        if (value := getattr(model, name)) != defaults[name]:
-            raise ValueError(
-                f"The export to CTranslate2 supports model.{name}={defaults[name]} only, and the "
-                f"model has {value}. Export it with --format=saved_model."
-            )
 
 
 def _spec(specs, model_dir, theta):

@@ -33,10 +33,10 @@ def dense(tmp_path_factory):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.moe=MoEParams(num_experts=8)", "no experts"),
+        ("model.moe=MoEParams(num_experts=8)", "model.moe=None only"),
         ("model.activation=GELU()", None),
         ("model.use_bias=True", "model.use_bias=False only"),
-        ("decoding.target_prefix='the'", "target_prefix='', or"),
+        ("decoding.target_prefix='the'", "target_prefix='' only"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(dense, tmp_path, override, message):

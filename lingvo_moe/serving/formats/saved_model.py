@@ -22,10 +22,16 @@ from lingvo_moe.serving import graph_surface as surface
 from lingvo_moe.serving.client import check_path
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage, Stored
-from lingvo_moe.serving.graph_functions import checked, checked_numbers, function_of
+from lingvo_moe.serving.graph import (
+    GraphVocabulary,
+    SentenceEncoder,
+    checked,
+    checked_numbers,
+    function_of,
+    rstrip,
+    with_end,
+)
 from lingvo_moe.serving.graph_network import Packed, SharedTransformer
-from lingvo_moe.serving.graph_reader import SentenceEncoder, with_end
-from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
 from lingvo_moe.system.console import quiet
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import split_request
@@ -177,8 +183,7 @@ class ServedModel(tf.Module):
                 tf.size(prefix) <= self._max_pieces,
                 f"target_prefix has more than {self._max_pieces:,} tokens; give fewer words.",
             )
-        cache, spaces = self._task.params.decoding.cache, self._request.spaces
-        return Request.of_tensors(inputs, cache, spaces)
+        return Request.of_tensors(inputs, self._request.spaces)
 
     def _score(self, sentences, translations, **languages):
         most = max(MAX_TOKENS, self._max_pieces)

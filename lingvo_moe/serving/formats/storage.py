@@ -4,7 +4,6 @@ Products are always float32: on a CPU, TensorFlow's int8 products take two and a
 and products of float32 and int8 (UniformQuantizedDotHybrid) eighty times.
 """
 
-import abc
 import dataclasses
 from typing import ClassVar, NamedTuple
 
@@ -36,19 +35,18 @@ class Stored(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Storage(abc.ABC):
-    """The format of float32 matrices in a file."""
+class Storage:
+    """The format of float32 matrices in a file: no change."""
 
-    name: ClassVar[str]  # the type of matrices in the file
+    name: ClassVar[str] = "float32"  # the type of matrices in the file
 
-    widens: ClassVar[bool] = True  # whether a graph must convert the stored values to float32
+    widens: ClassVar[bool] = False  # whether a graph must convert the stored values to float32
 
     def pack(self, weight: np.ndarray, spec: WeightSpec) -> Stored:
         """The stored form of a weight with this WeightSpec."""
         summed = _SUMMED.get(spec.dims[-2:])
         return Stored(weight) if summed is None else self.pack_matrix(weight, summed)
 
-    @abc.abstractmethod
     def pack_matrix(self, matrix: np.ndarray, summed: int) -> Stored:
         """The stored form of one or more matrices [..., rows, columns].
 
@@ -56,14 +54,6 @@ class Storage(abc.ABC):
             matrix: float32.
             summed: the axis that its products sum over, -1 or -2.
         """
-
-
-class Float32(Storage):
-    """No change."""
-
-    name, widens = "float32", False
-
-    def pack_matrix(self, matrix, summed):
         del summed
         return Stored(matrix)
 
@@ -71,7 +61,7 @@ class Float32(Storage):
 class BFloat16(Storage):
     """Half the size: 8 significant bits of each number."""
 
-    name = "bfloat16"
+    name, widens = "bfloat16", True
 
     def pack_matrix(self, matrix, summed):
         del summed
@@ -84,7 +74,7 @@ class Int8(Storage):
     The channels of an embedding are its rows.
     """
 
-    name = "int8"
+    name, widens = "int8", True
 
     def pack_matrix(self, matrix, summed):
         largest = np.abs(matrix).max(axis=summed, keepdims=True)
@@ -92,5 +82,5 @@ class Int8(Storage):
         return Stored(np.rint(matrix / scale).astype(np.int8), scale)
 
 
-FLOAT32 = Float32()
+FLOAT32 = Storage()
 STORAGES = {storage.name: storage for storage in (FLOAT32, BFloat16(), Int8())}

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from lingvo_moe.data.vocabulary import train_vocabulary
 from lingvo_moe.nn.special_tokens import BOS, EOS, UNK
-from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
+from lingvo_moe.serving.graph import GraphVocabulary, rstrip
 
 TEXTS = ["the cat sat", "der Hund", "ab ab abc", "漢字かな", "x٣"]
 
