@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format golden bench bench-decode clean \
+.PHONY: help setup demo test fast-tests test-slow lint format golden bench bench-decode clean \
   gpu-export results results-learning results-tldr results-both
 
 help:  ## list the targets
@@ -43,7 +43,10 @@ demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported tra
 	  | paste $(DEMO)/three.txt - || (cat $(DEMO)/client.log; false)
 	@echo 'Open $(DEMO)/report/index.html'
 
-test: lint  ## lint, then the tests (6 to 15 minutes)
+test: setup  ## lint and the tests, at the same time (6 to 15 minutes)
+	@$(MAKE) --no-print-directory -j2 lint fast-tests
+
+fast-tests:
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup  ## the slow tests
