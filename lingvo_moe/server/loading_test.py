@@ -91,7 +91,7 @@ OPTIONS = [
     ({"source_prefix": "mi " * 30}, r"source_prefix has \d+ tokens, and at most 21 are"),
     ({"batch_tokens": 9}, "Unknown field 'batch_tokens'"),
     ({"sampling": {"heat": 2}}, "Sampling has no field 'heat'"),
-    ({"sampling": {"temperature": 0}}, "temperature must be > 0, got 0.0"),
+    ({"sampling": {"temperature": 0}}, "temperature must be > 0, got 0"),
 ]
 
 
