@@ -205,7 +205,7 @@ def _groups(text: str) -> tuple[tuple[int, ...], ...]:
     A list, {{0,1},{2,3}}; an iota, [2,2]<=[4] or [2,2]<=[2,2]T(1,0): the numbers 0, 1, … in the
     shape on the right, transposed, reshaped to groups; or a mesh, mesh['a'=2,'b'=4] {'b'}: a group
     for each place on the axes not named in braces. The mesh's devices are 0, 1, … in row-major
-    order or, after device_ids=, in an iota's.
+    order or, after device_ids=, in an iota's, or a list (7,5,3,1).
     """
     if text.startswith("{"):
         return tuple(tuple(map(int, g.split(","))) for g in re.findall(r"\{([\d,]+)\}", text))
@@ -216,16 +216,18 @@ def _groups(text: str) -> tuple[tuple[int, ...], ...]:
         return _rows(devices.transpose(*transpose).reshape(shape))
     axes = dict(re.findall(r"'([^']*)'=(\d+)", text[: text.index("]")]))
     split = re.fullmatch(
-        r"mesh\[[^\]]*\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+        r"mesh\[[^\]]*\](?:, device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))\))?"
         r" \{((?:'[^']*',? ?)*)\}",
         text,
     )
     if not split:
         raise ValueError(f"Unknown notation of replica groups: {text!r}.")
-    names = list(ast.literal_eval(f"[{split[3]}]"))
+    names = list(ast.literal_eval(f"[{split[4]}]"))
     order = [name for name in axes if name not in names] + names
     devices = np.arange(math.prod(map(int, axes.values())))
-    if split[1]:
+    if split[3]:
+        devices = np.array(split[3].split(","), int)
+    elif split[1]:
         devices = devices.reshape([int(n) for n in split[1].split(",")])
         devices = devices.transpose([int(n) for n in split[2].split(",")]) if split[2] else devices
     devices = devices.reshape([*map(int, axes.values())])

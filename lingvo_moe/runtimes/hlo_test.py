@@ -106,5 +106,7 @@ def test_mesh_of_several_axes():
         "mesh['a'=2,'b'=1,'c'=3] {'c','a'}",
         "mesh['a'=3,'b'=1,'c'=2], device_ids=([2,3]T(1,0)) {'a'}",
     )
-    (found,) = hlo.collectives("ENTRY %main (x: f32[1]) -> f32[1] {\n" + text + "\n}")
-    assert found.groups == ((0, 1, 2), (3, 4, 5))
+    for ids in ("[2,3]T(1,0)", "0,3,1,4,2,5"):
+        of = text.replace("[2,3]T(1,0)", ids)
+        (found,) = hlo.collectives("ENTRY %main (x: f32[1]) -> f32[1] {\n" + of + "\n}")
+        assert found.groups == ((0, 1, 2), (3, 4, 5))
