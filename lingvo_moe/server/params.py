@@ -11,17 +11,17 @@ class ServerParams(Params):
 
     Attributes:
         n_best: translations of a sentence, at most.
-        beam_size: of a search, at most.
-        max_output_tokens: of the longest translation that the options allow for a sentence.
-        max_batch_tokens: of a batch with padding: number of sentences times the largest. A larger
-            sentence is a batch of its own, and its parts are translated in several.
-        max_batch_sentences: of a batch.
+        beam_size: beam of a search, at most.
+        max_output_tokens: tokens of the longest translation that the options allow (413 for more).
+        max_batch_tokens: tokens of a batch with padding: number of sentences times the largest. A
+            larger sentence is a batch of its own, and its parts are translated in several.
+        max_batch_sentences: sentences of a batch.
         max_wait_ms: milliseconds that a sentence waits for others while the model is idle.
-        max_queue: sentences that may wait; more are refused.
-        timeout: seconds for the body of a request to arrive, and again for the answer.
-        max_bytes: of a body.
-        max_sentences: of a request.
-        max_characters: of a sentence.
+        max_queue: sentences that may wait; more are refused (429).
+        timeout: seconds for the body of a request to arrive, and again for the answer (504).
+        max_bytes: bytes of a request (413 for more).
+        max_sentences: sentences of a request (413 for more).
+        max_characters: characters of a sentence (413 for more).
 
     Raises ValueError: a value is out of range, or a request may have more sentences than may wait.
     """

@@ -1,13 +1,16 @@
 """Common parts of the tools: flags, help, and errors in one line."""
 
 import contextlib
+import dataclasses
 import functools
+import inspect
 import io
 import math
 import os
 import re
 import sys
 import traceback
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,6 +19,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 from lingvo_moe import __version__
+from lingvo_moe.config.fields import Params, alternatives, is_literal
 from lingvo_moe.config.plugins import import_plugins, source_files
 from lingvo_moe.system import console
 from lingvo_moe.system.files import check_local
@@ -62,6 +66,21 @@ class Flag(NamedTuple):
         else:
             kinds: Any = {str: flags.DEFINE_string, bool: flags.DEFINE_bool}
             kinds.get(self.kind, flags.DEFINE_multi_string)(*given, **required)
+
+
+def flags_of(params: Params, *names: str) -> list[Flag]:
+    """Flags for fields of params, by default for all: their types, their defaults, and what the
+    docstring of their class says of them."""
+    cls: Any = type(params)
+    hints, flags = typing.get_type_hints(cls), []
+    about = inspect.cleandoc(cls.__doc__ or "")  # no docstrings with python -OO
+    for name in names or [field.name for field in dataclasses.fields(cls)]:
+        kind = alternatives(hints[name])[0]
+        entry = re.search(rf"^    (?:\w+, )*{name}(?:, \w+)*: (.*(?:\n {{8}}.*)*)", about, re.M)
+        text = " ".join(entry[1].split()) if entry else ""
+        choices = typing.get_args(kind) if is_literal(kind) else kind
+        flags.append(Flag(name, choices, getattr(params, name), text[:1].upper() + text[1:]))
+    return flags
 
 
 OVERWRITE = Flag("overwrite", bool, False, "Replace an output that this tool made before.")

@@ -10,7 +10,6 @@ from typing import Any
 
 from lingvo_moe import api
 from lingvo_moe.config.params import override
-from lingvo_moe.data.normalization import NORMALIZATIONS
 from lingvo_moe.data.prepare import PrepareParams, format_dataset
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.tools import common
@@ -23,7 +22,6 @@ _OF_NEW_VOCABULARIES = (
     "target_normalization",
 )
 _FIELDS = dataclasses.fields(PrepareParams)
-_D = PrepareParams()
 TABLE = (
     Flag("corpus", str, None,
          "Directory with SPLIT/SRC-TGT.SRC and SPLIT/SRC-TGT.TGT, or SPLIT/SRC-TGT.tsv or .tmx; "
@@ -32,30 +30,12 @@ TABLE = (
     Flag("zero_shot", NAMES, None,
          "With --synthetic: pairs such as qna-qka with dev and test text only."),
     Flag("output", str, None, "Directory for the dataset.", required=True),
-    Flag("source_vocab_size", int, _D.source_vocab_size,
-         "Largest number of pieces of the source vocabulary."),
-    Flag("target_vocab_size", int, _D.target_vocab_size,
-         "Largest number of pieces of the target vocabulary."),
-    Flag("source_normalization", tuple(NORMALIZATIONS), _D.source_normalization,
-         "Normalization of source texts; identity changes nothing."),
-    Flag("target_normalization", tuple(NORMALIZATIONS), _D.target_normalization,
-         "Normalization of target texts; identity changes nothing."),
-    Flag("extend", str, _D.extend,
-         "Logdir or dataset whose vocabularies are extended by --new_pieces."),
-    Flag("tags_on_both_sides", bool, _D.tags_on_both_sides,
-         "Begin each side with its language's tag, as imported models do. It "
-         "needs --joint_vocab."),
-    Flag("new_pieces", int, _D.new_pieces, "Pieces that --extend adds at most."),
-    Flag("joint_vocab", bool, _D.joint_vocab,
-         "One vocabulary for both sides, of --source_vocab_size and --target_normalization."),
-    Flag("temperature", float, _D.temperature,
-         "T: vocabularies sample languages by size^(1/T)."),
-    Flag("character_coverage", float, _D.character_coverage,
-         "Share of characters that get a piece; the others are written as bytes."),
-    Flag("max_length", int, _D.max_length, "Leave out longer train examples, in tokens."),
-    Flag("both_directions", bool, _D.both_directions, "Add the reverse of each pair."),
-    Flag("vocab_sentences", int, _D.vocab_sentences,
-         "Most sentences that a vocabulary is trained on."),
+    *common.flags_of(
+        PrepareParams(),
+        *_OF_NEW_VOCABULARIES,
+        *("extend", "tags_on_both_sides", "new_pieces", "joint_vocab", "temperature"),
+        *("character_coverage", "max_length", "both_directions", "vocab_sentences"),
+    ),
     Flag("set", list, [],
          "Cleaning rules, such as --set='cleaning=(LengthRatio(),)'."),
     Flag("processes", int, None, "Number of processes; by default one per core.", least=1),

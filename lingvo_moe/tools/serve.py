@@ -16,7 +16,6 @@ from lingvo_moe.server.params import ServerParams
 from lingvo_moe.tools import common
 from lingvo_moe.tools.common import FLAGS, Flag
 
-_D = ServerParams()
 TABLE = (
     Flag("model", list, None, "NAME=DIR, or DIR: a logdir or an export. May be repeated.",
          required=True),
@@ -25,20 +24,7 @@ TABLE = (
          "batch of each shape, and of each new value of an option, takes seconds."),
     Flag("host", str, "127.0.0.1", "Address; by default this machine alone can connect."),
     Flag("port", int, 8000, "Port; 0 for any that is free.", least=0, most=65535),
-    Flag("n_best", int, _D.n_best, "Largest number of translations of a sentence."),
-    Flag("beam_size", int, _D.beam_size, "Largest beam size of a request."),
-    Flag("max_output_tokens", int, _D.max_output_tokens,
-         "Tokens of the longest translation that the options of a request may allow (413 for "
-         "more); the model's own options are always allowed."),
-    Flag("max_batch_tokens", int, _D.max_batch_tokens, "Tokens of a batch, with padding."),
-    Flag("max_batch_sentences", int, _D.max_batch_sentences, "Sentences of a batch."),
-    Flag("max_wait_ms", float, _D.max_wait_ms,
-         "Longest time that a sentence waits for others, in milliseconds."),
-    Flag("max_queue", int, _D.max_queue, "Sentences that may wait; more are refused (429)."),
-    Flag("timeout", float, _D.timeout, "Seconds to answer a request (504 after that)."),
-    Flag("max_bytes", int, _D.max_bytes, "Bytes of a request (413 for more)."),
-    Flag("max_sentences", int, _D.max_sentences, "Sentences of a request (413 for more)."),
-    Flag("max_characters", int, _D.max_characters, "Characters of a sentence (413 for more)."),
+    *common.flags_of(ServerParams()),
     Flag("drain", float, 30, "Seconds to answer open requests after SIGTERM, at most.", least=0),
     common.SET,
 )  # fmt: skip
