@@ -70,6 +70,19 @@ SCORES = (  # of every report
     Column("p", "p_value", digits=3, mark=lambda score: "*" * score.significant),
     Column("chrF++", "chrf"),
 )
+
+
+def _share(
+    name: str,
+    key: str,
+    note: str,
+    measure: Callable[[PairOutput, str], float | None] | None = None,
+) -> Column:
+    """A share, in percent; the column is left out where it is 0."""
+    note = f"{name}: share of {note}"
+    return Column(f"{name} %", key, note, factor=100, measure=measure, hidden_at=0)
+
+
 MEASURES = (  # where they are known
     Column(
         "floor",
@@ -93,43 +106,16 @@ MEASURES = (  # where they are known
         measure=_brevity_penalty,
         hidden_at=1,
     ),
-    Column(
-        "empty %",
-        "empty",
-        "empty: share of sources with an empty translation",
-        factor=100,
-        measure=_empty,
-        hidden_at=0,
-    ),
-    Column(
-        "cut %",
+    _share("empty", "empty", "sources with an empty translation", _empty),
+    _share(
         "cut",
-        "cut: share of sources of which a part was not read, and of translations that ended at the"
-        " longest length",
-        factor=100,
-        hidden_at=0,
+        "cut",
+        "sources of which a part was not read, and of translations that ended at the longest "
+        "length",
     ),
-    Column(
-        "off-target %",
-        "off_target",
-        "off-target: share of translations that are not in the target language",
-        factor=100,
-        hidden_at=0,
-    ),
-    Column(
-        "of refs %",
-        "references_off_target",
-        "of refs: the same of references, as the error of the classifier",
-        factor=100,
-        hidden_at=0,
-    ),
-    Column(
-        "left out %",
-        "left_out",
-        "left out: share of the training text, in target tokens, in lines longer than a row",
-        factor=100,
-        hidden_at=0,
-    ),
+    _share("off-target", "off_target", "translations that are not in the target language"),
+    _share("of refs", "references_off_target", "references so, as the error of the classifier"),
+    _share("left out", "left_out", "the training text, in target tokens, in lines over a row"),
 )
 
 

@@ -7,13 +7,12 @@ V vocabulary, M model, E experts, J tasks, Y equal blocks of layers.
 """
 
 import dataclasses
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from lingvo_moe.config.patterns import check_found
 from lingvo_moe.data.dataset import SIDES
@@ -147,15 +146,17 @@ class _Origins:
     def table(self) -> Table:
         """A row for each kind of weight: equal paths except for the number of the layer."""
         used = {origin.path for _, origin in self.found.values() if origin}
-        rows: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for path, (spec, origin) in self.found.items():
-            rows[_kind(path), _kind(origin.how if origin else "drawn")].append(spec.size)
-        left: dict[str, list[int]] = defaultdict(list)
-        for path in sorted(set(self._theirs) - used):
-            left[_kind(path)].append(int(np.prod(self._theirs[path].shape)))
-        more = [(kind, *_counts(sizes), "left out") for kind, sizes in left.items()]
-        lines = [(kind, *_counts(sizes), how) for (kind, how), sizes in rows.items()]
-        return Table(("weight", "tensors", "numbers", "starts"), lines, more)
+        every = [
+            (path, origin.how if origin else "drawn", spec.shape)
+            for path, (spec, origin) in self.found.items()
+        ]
+        left = sorted(set(self._theirs) - used)
+        every += [(path, "left out", self._theirs[path].shape) for path in left]
+        sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for path, how, shape in every:
+            sizes[_kind(path), _kind(how)].append(math.prod(shape))
+        rows = [(kind, str(len(n)), f"{sum(n):,}", how) for (kind, how), n in sizes.items()]
+        return Table(("weight", "tensors", "numbers", "starts"), rows)
 
     def _origin(self, path, spec) -> _Origin | None:
         """The origin of one weight; None if it is drawn."""
@@ -226,11 +227,8 @@ class _Origins:
         that all tokens use (moe.shared.Gated) is a copy too.
         """
         moe = self._new.params.model.moe
-        if (
-            moe
-            and isinstance(moe.shared, Gated)
-            and (dense := path.replace("/shared/", "/")) != path
-        ):
+        if moe and isinstance(moe.shared, Gated) and "/shared/" in path:
+            dense = path.replace("/shared/", "/")
             found = dense in self._theirs
             return _Origin(f"a copy of {dense}", self._theirs[dense], dense) if found else None
         dense, axis = path.replace("/experts/", "/"), spec.dims.find("E")
@@ -256,10 +254,6 @@ def _describe(parents: list[tuple[int, ...]]) -> str:
         "drawn": sum(not of for of in parents),
     }
     return "rows " + ", ".join(f"{count:,} {how}" for how, count in counts.items() if count)
-
-
-def _counts(sizes):
-    return str(len(sizes)), f"{sum(sizes):,}"
 
 
 def _kind(text: str) -> str:

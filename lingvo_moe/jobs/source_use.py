@@ -65,17 +65,11 @@ class SplitBatches(NamedTuple):
             foreign += [(example, pair.index) for example in exchange_sources(own)]
             left = sorted(set(range(len(examples))) - set(chosen))
             rest += [(examples[i], pair.index) for i in left]
-        of_own, of_others, others = (
-            list(pack(part, params.shape)) for part in (sampled, foreign, rest)
-        )
-        return SplitBatches(of_own, of_others, others)
+        return SplitBatches(*(list(pack(part, params.shape)) for part in (sampled, foreign, rest)))
 
     def evaluate(self, runtime: Any) -> tuple[NestedMap, NestedMap, NestedMap]:
         """The summed metrics of sampled, of foreign and of rest, as by `evaluate_batches`."""
-        sampled, foreign, rest = (
-            evaluate_batches(runtime, batches)
-            for batches in (self.sampled, self.foreign, self.rest)
-        )
+        sampled, foreign, rest = (evaluate_batches(runtime, part) for part in self)
         return sampled, foreign, rest
 
 
