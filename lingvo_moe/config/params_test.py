@@ -151,10 +151,7 @@ def test_later_assignments_see_earlier_ones():
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_fields_that_must_agree_come_in_any_order(turn):
-    to_more, to_less = (
-        ["inner.layers=9", "inner.shared=5"],
-        ["inner.shared=0", "inner.layers=1"],
-    )
+    to_more, to_less = (["inner.layers=9", "inner.shared=5"], ["inner.shared=0", "inner.layers=1"])
     more = override(Model(), to_more[::turn])
     assert more.inner == Inner(layers=9, shared=5)
     assert override(more, to_less[::turn]).inner == Inner(layers=1)
@@ -292,11 +289,7 @@ def test_fields_that_are_no_params(fields, message):
 
 @pytest.mark.parametrize(
     ("hint", "value", "readable"),
-    [
-        (tuple[int, ...], (1, 2), True),
-        (Path, Path("there"), False),
-        (Any, print, False),
-    ],
+    [(tuple[int, ...], (1, 2), True), (Path, Path("there"), False), (Any, print, False)],
 )
 def test_params_that_cannot_be_read_again(hint, value, readable):
     holder = dataclasses.make_dataclass(

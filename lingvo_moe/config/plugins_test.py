@@ -77,11 +77,7 @@ def test_a_script_that_was_moved_is_found_by_its_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        (
-            "mine_x.py",
-            None,
-            r"--import=.*/mine_x\.py: there is no such file\.",
-        ),
+        ("mine_x.py", None, r"--import=.*/mine_x\.py: there is no such file\."),
         ("json.py", "", r"a module named 'json' is loaded already \(.*Rename the file"),
         ("bad_b.py", "1 / 0", r"--import=.*/bad_b\.py failed: ZeroDivisionError: "),
         ("bad_d.py", "import sys; sys.exit(0)", r"--import=.*/bad_d\.py failed: SystemExit: 0\."),

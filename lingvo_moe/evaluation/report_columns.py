@@ -73,10 +73,7 @@ SCORES = (  # of every report
 
 
 def _share(
-    name: str,
-    key: str,
-    note: str,
-    measure: Callable[[PairOutput, str], float | None] | None = None,
+    name: str, key: str, note: str, measure: Callable[[PairOutput, str], float | None] | None = None
 ) -> Column:
     """A share, in percent; the column is left out where it is 0."""
     note = f"{name}: share of {note}"

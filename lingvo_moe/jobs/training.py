@@ -156,11 +156,7 @@ def _scheduler(job, task):
 
 
 def run_training(
-    model_dir: ModelDir,
-    dataset: Dataset,
-    runtime,
-    report,
-    process: Process = ALONE,
+    model_dir: ModelDir, dataset: Dataset, runtime, report, process: Process = ALONE
 ) -> TrainResult:
     """As `train_model`, with a given logdir and compiled runtime.
 

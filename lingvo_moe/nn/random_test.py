@@ -95,9 +95,7 @@ def test_numpys_philox_agrees():
     counter = np.array([2**64 - 2, 7], np.uint64)
     key = 0x0123456789ABCDEF
     words = random._philox(
-        tf.constant([0, 1, 2, 3], tf.uint64),
-        tf.constant([key], tf.uint64),
-        tf.constant(counter),
+        tf.constant([0, 1, 2, 3], tf.uint64), tf.constant([key], tf.uint64), tf.constant(counter)
     )
     for block in range(4):
         total = int(counter[0]) + (int(counter[1]) << 64) + block

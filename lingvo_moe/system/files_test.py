@@ -201,10 +201,7 @@ def test_where_no_file_can_be_written(tmp_path):
     check_file(Path("/dev/null"))
     with pytest.raises(IsADirectoryError, match="a directory"):
         check_file(tmp_path)
-    for place, why in (
-        ("missing/new", "not exist"),
-        ("file/new", "is not a directory"),
-    ):
+    for place, why in (("missing/new", "not exist"), ("file/new", "is not a directory")):
         with pytest.raises(OSError, match=why):
             check_file(tmp_path / place)
 

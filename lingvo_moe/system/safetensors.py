@@ -139,11 +139,7 @@ def _open(path: Path, first: int, size: int, entry: Any) -> Callable[[], np.ndar
     if isinstance(entry["dtype"], str) and entry["dtype"] not in _DTYPES:
         known = ", ".join(_DTYPES)
         raise ValueError(f"tensors of {entry['dtype']:.20}; those that can be read are {known}")
-    dtype, shape, (start, end) = (
-        _DTYPES[entry["dtype"]],
-        entry["shape"],
-        entry["data_offsets"],
-    )
+    dtype, shape, (start, end) = (_DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"])
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
         raise ValueError(f"shape {shape} from {start} to {end}")
     if end - start != math.prod(shape) * dtype.itemsize or first + end > size:

@@ -113,10 +113,7 @@ class TestWhatIsRead:
         with pytest.raises(ValueError, match=message):
             ModelDir.open(logdir)
 
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [(b"", "it is empty"), (None, "not the")],
-    )
+    @pytest.mark.parametrize(("content", "message"), [(b"", "it is empty"), (None, "not the")])
     def test_vocabularies_are_verified(self, logdir, content, message):
         other = (logdir / "source.model").read_bytes()
         (logdir / "target.model").write_bytes(other if content is None else content)

@@ -4,13 +4,7 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from lingvo_moe.config.fields import (
-    FromData,
-    Params,
-    PositiveFloat,
-    PositiveInt,
-    Rate,
-)
+from lingvo_moe.config.fields import FromData, Params, PositiveFloat, PositiveInt, Rate
 from lingvo_moe.config.patterns import Pattern
 from lingvo_moe.data.language_tags import LanguageTags, OnSource
 from lingvo_moe.data.pipeline import InputParams

@@ -4,11 +4,7 @@ import json
 
 from lingvo_moe.testing.commands import error_of, succeed
 
-MODEL = (
-    "--model=tiny.MoE",
-    "--set=model.moe.training=Einsum(groups=8)",
-    "--hardware=cpu",
-)
+MODEL = ("--model=tiny.MoE", "--set=model.moe.training=Einsum(groups=8)", "--hardware=cpu")
 
 
 def test_a_search_writes_flags_that_plan_takes(tmp_path):

@@ -71,9 +71,7 @@ def _measured(expert: ExpertShape, devices: int) -> CostModel:
             f"change devices, or give {NAMES}."
         )
     cost, _ = measure(machine).fit(
-        token_bytes=machine.token_bytes,
-        gradient_bytes=machine.gradient_bytes,
-        state_bytes=0.0,
+        token_bytes=machine.token_bytes, gradient_bytes=machine.gradient_bytes, state_bytes=0.0
     )
     return cost
 

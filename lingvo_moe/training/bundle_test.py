@@ -4,12 +4,7 @@ import tensorflow as tf
 
 from lingvo_moe.testing.shards import Sharded
 from lingvo_moe.training import bundle
-from lingvo_moe.training.bundle import (
-    local_pieces,
-    merge_bundles,
-    open_bundle,
-    write_pieces,
-)
+from lingvo_moe.training.bundle import local_pieces, merge_bundles, open_bundle, write_pieces
 
 MATRIX = np.arange(24, dtype=np.float32).reshape(4, 6)
 
@@ -78,12 +73,7 @@ def test_an_empty_slice_needs_no_file(tmp_path):
 class TestCutting:
     # A row of MATRIX is 24 bytes.
     @pytest.mark.parametrize(
-        ("limit", "lengths"),
-        [
-            (96, [(4, 6)]),
-            (95, [(3, 6), (1, 6)]),
-            (16, [(1, 4), (1, 2)] * 4),
-        ],
+        ("limit", "lengths"), [(96, [(4, 6)]), (95, [(3, 6), (1, 6)]), (16, [(1, 4), (1, 2)] * 4)]
     )
     def test_pieces_are_bounded(self, tmp_path, monkeypatch, limit, lengths):
         monkeypatch.setattr(bundle, "_PIECE_BYTES", limit)

@@ -75,16 +75,7 @@ class Counting:
         self.count = int(state["count"])
 
 
-def _train(
-    logdir,
-    *,
-    batches=None,
-    losses=None,
-    bleu=None,
-    report=None,
-    process=ALONE,
-    **params,
-):
+def _train(logdir, *, batches=None, losses=None, bleu=None, report=None, process=ALONE, **params):
     runtime, lines = Sum(), []
     tag, values = ("dev/bleu", bleu) if bleu else ("dev/loss", losses or ())
     found = ({tag: value} for value in values)

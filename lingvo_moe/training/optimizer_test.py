@@ -23,8 +23,7 @@ class Sgd(Optimizer):
 
 
 WEIGHTS = NestedMap(
-    a=WeightSpec((2,), Uniform(1.0), "M"),
-    inner=NestedMap(b=WeightSpec((2, 3), Uniform(1.0), "MH")),
+    a=WeightSpec((2,), Uniform(1.0), "M"), inner=NestedMap(b=WeightSpec((2, 3), Uniform(1.0), "MH"))
 )
 
 
