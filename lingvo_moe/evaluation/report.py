@@ -142,9 +142,8 @@ def format_table(report: Report) -> str:
         (f"{name} ({_format_pairs(average)})", "", "", *_cells(report, average), *model)
         for name, average in shown_averages(report).items()
     ]
-    tables = [dataclasses.replace(pairs_table(report), more_rows=averages), matrix_table(report)]
-    texts = "\n\n".join(table.to_text() for table in tables if table)
-    return "\n".join((printable(title), texts, *notes(report)))
+    table = dataclasses.replace(pairs_table(report), more_rows=averages)
+    return "\n".join((printable(title), table.to_text(), *notes(report)))
 
 
 def pairs_table(report: Report) -> Table:
@@ -155,23 +154,6 @@ def pairs_table(report: Report) -> Table:
         (s.pair, *_sizes(s), *_cells(report, s), *[s.model or ""] * several) for s in report.pairs
     ]
     return Table((*columns, *["model"] * several), rows)
-
-
-def matrix_table(report: Report) -> Table | None:
-    """BLEU with a row for each source and a column for each target; None for a single target."""
-    by_languages = {score.pair.rpartition("-")[::2]: score for score in report.pairs}
-    sources, targets = (sorted({pair[side] for pair in by_languages}) for side in (0, 1))
-    if len(targets) < 2:
-        return None
-
-    def cell(score):
-        return f"{SCORES[0].cell(score)}{ZERO_SHOT * score.zero_shot}" if score else ""
-
-    rows = [
-        (source, *(cell(by_languages.get((source, target))) for target in targets))
-        for source in sources
-    ]
-    return Table(("from \\ into", *targets), rows)
 
 
 def averages_table(report: Report) -> Table:
@@ -296,17 +278,11 @@ def page_parts(
         pairs_table(report).to_html(signed=("ΔBLEU",)),
         *(f'<p class="mark">{escape(note)}</p>' for note in notes(report)),
         _signatures(report),
-        *_matrix(report),
         "<h2>Samples</h2>",
         *(_samples(output, theirs.get(output.pair)) for output in _sampled(report, outputs)),
         "<h2>How it was made</h2>" if made_from else "",
         *(f"<h3>{escape(name)}</h3><pre>{escape(text)}</pre>" for name, text in made_from.items()),
     ]
-
-
-def _matrix(report: Report) -> list[str]:
-    table = matrix_table(report)
-    return ["<h2>BLEU by language</h2>", table.to_html("from rows into columns")] if table else []
 
 
 def _signatures(report: Report) -> str:

@@ -70,7 +70,6 @@ class Scorer:
         targets: Sequence[str],
         target_language: str,
         source_language: str | None = None,
-        first_line: int = 1,
     ) -> list[Score]:
         """Scores each target as the translation of the source with the same index.
 
@@ -79,13 +78,12 @@ class Scorer:
             targets: their translations, as many.
             target_language: the language of the targets.
             source_language: of the sources; needed only by models that have its tag or route by it.
-            first_line: number of the first pair, for errors.
 
         Raises ValueError: there are not as many targets as sources, the model does not know a
         language, or it needs the source language and gets none; or a sentence has too many tokens.
         The limit is MAX_TOKENS or the number that the model can translate, whichever is larger.
         """
-        given = self.given_batches(sources, targets, target_language, source_language, first_line)
+        given = self.given_batches(sources, targets, target_language, source_language)
         scores: dict[int, Score] = {}
         for indices, batch in given:
             scores.update(zip(indices, self.score_batch(batch), strict=True))
@@ -106,7 +104,6 @@ class Scorer:
         targets: Sequence[str],
         target_language: str,
         source_language: str | None = None,
-        first_line: int = 1,
     ) -> Iterator[tuple[Sequence[int], GivenBatch]]:
         """The batches of a call, with the indices of their pairs; arguments and errors as there."""
         check_parallel(sources, targets)
@@ -118,7 +115,7 @@ class Scorer:
         written = self.model_dir.vocabulary("target").encode(targets)
         longest = max_pieces(self.model_dir.params)
         for side, sentences in (("source", read), ("target", written)):
-            check_lengths(side, map(len, sentences), longest, first_line)
+            check_lengths(side, map(len, sentences), longest)
         source_ids = [[*prefix, *ids, EOS] for ids in read]
         target_ids = [[*ids, EOS] for ids in written]
         longer = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
@@ -128,19 +125,18 @@ class Scorer:
             yield indices, GivenBatch(*sides[0], *sides[1], tasks)
 
 
-def check_lengths(side: str, lengths: Iterable[int], longest: int, first_line: int = 1) -> None:
+def check_lengths(side: str, lengths: Iterable[int], longest: int) -> None:
     """Checks that sentences are short enough to be scored.
 
     Args:
         side: "source" or "target", for the error.
         lengths: tokens of each sentence.
         longest: tokens of the longest sentence that the model translates.
-        first_line: number of the first sentence.
 
     Raises ValueError: one has more than MAX_TOKENS and than `longest` tokens.
     """
     most = max(MAX_TOKENS, longest)
-    for number, length in enumerate(lengths, start=first_line):
+    for number, length in enumerate(lengths, start=1):
         if length > most:
             raise ValueError(
                 f"Line {number}: the {side} has {length:,} tokens, and at most {most:,} can be "

@@ -150,7 +150,6 @@ class Model(OneProcess):
         to: str = "en",
         *,
         source_language: str | None = None,
-        first_line: int = 1,
     ) -> list[Score]:
         """Log-probabilities of given translations, under teacher forcing.
 
@@ -159,7 +158,6 @@ class Model(OneProcess):
             targets: their translations, as many, in the language `to`.
             to: the language of the targets.
             source_language: of the sources; needed only by models that route by it.
-            first_line: number of the first pair, for errors.
 
         Returns:
             For each pair log P in nats, and that of every token.
@@ -169,7 +167,7 @@ class Model(OneProcess):
             RuntimeError: as for `translator`.
         """
         self.check_process()
-        return self.scorer(sources, targets, to, source_language, first_line)
+        return self.scorer(sources, targets, to, source_language)
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of the source vocabulary of each sentence."""

@@ -1,13 +1,10 @@
-"""Figures as PNG bytes. Names are not parsed as formulas; missing characters show their code."""
+"""Figures as PNG bytes; names are not parsed as formulas."""
 
-import functools
 import io
 
 import numpy as np
-from matplotlib import font_manager, rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 from PIL import Image
 
@@ -39,18 +36,8 @@ def legible(text: str, longest: int = 80) -> str:
     """A name in the form in which a picture can show it.
 
     Args:
-        text: any text. Control characters are escaped. A character that the default font lacks
-            is written as its code, such as U+65E5.
+        text: any text. Control characters are escaped.
         longest: a longer result is cut to this number of characters and ends with "…".
     """
-    shown = "".join(
-        char if ord(char) in _characters() else f"U+{ord(char):04X}" for char in printable(text)
-    )
+    shown = printable(text)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
-
-
-@functools.cache
-def _characters() -> frozenset[int]:
-    """Those of the default font."""
-    path = font_manager.findfont(font_manager.FontProperties(family=rcParams["font.family"]))
-    return frozenset(FT2Font(path).get_charmap())

@@ -32,7 +32,3 @@ def test_long_names_are_shortened():
 
 def test_what_cannot_be_seen_is_escaped():
     assert legible("a\nb\x1b[31m\u202e") == "a\\nb\\x1b[31m\\u202e"
-
-
-def test_a_character_that_the_font_lacks_is_written_as_its_code_point():
-    assert legible("\U00013000é-en") == "U+13000é-en"

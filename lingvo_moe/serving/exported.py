@@ -145,13 +145,11 @@ class Exported(OneProcess):
         *,
         source_language: str | None = None,
         batch_tokens: int = 2048,
-        first_line: int = 1,
     ) -> list[Score]:
         """As `lingvo_moe.jobs.model.Model.score`.
 
         Args:
             batch_tokens: tokens that are scored together, padding included.
-            first_line: number of the first pair, for errors.
         """
         check_parallel(sources, targets)
         sources, targets = list(sources), list(targets)
@@ -159,7 +157,7 @@ class Exported(OneProcess):
         scores: list[Score] = [Score(0.0, (), ())] * len(sources)
         counts = self.count_pieces(sources), self.count_target_pieces(targets)
         for side, lengths in zip(("source", "target"), counts, strict=True):
-            check_lengths(side, lengths, self.max_pieces, first_line)
+            check_lengths(side, lengths, self.max_pieces)
         for batch in batches(list(map(max, *counts)), batch_tokens):
             texts = [[side[i] for i in batch] for side in (sources, targets)]
             output = client.call(self.model.score, *texts, **languages)

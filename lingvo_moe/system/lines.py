@@ -187,21 +187,6 @@ def blocks(lines: Iterable[Any], most: int) -> Iterator[list[Any]]:
         yield block
 
 
-def paired(sources: Iterable[str], targets: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
-    """Each line of the source with the line of the target that has the same number; `name` is that
-    of the targets in errors. Raises ValueError: there are not as many of both, at the end of the
-    shorter one."""
-    for number, pair in enumerate(itertools.zip_longest(sources, targets), start=1):
-        source, target = pair
-        if source is None or target is None:
-            sides = ("the input", name) if target is not None else (name, "the input")
-            raise ValueError(
-                f"{sides[0]} has {number - 1:,} lines and {sides[1]} has more; give one "
-                f"translation for each sentence."
-            )
-        yield source, target
-
-
 def printable(text: str) -> str:
     """Text for one line of a terminal: line ends, escape sequences, marks of direction and other
     control or invisible characters are written as in Python, such as `\\x1b`."""

@@ -37,12 +37,7 @@ def load(
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in (file.files if names is None else names)}
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} holds no {what} (there is no such file). {cure}") from error
+        return make(arrays)
     except Exception as error:  # depends on the damage: BadZipFile, zlib.error, TokenError, …
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} holds no {what} ({reason}). {cure}") from error
-    try:
-        return make(arrays)
-    except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds no {what} ({error}). {cure}") from error

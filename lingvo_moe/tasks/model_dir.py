@@ -23,7 +23,7 @@ from lingvo_moe.tasks.languages import (
 )
 from lingvo_moe.tasks.model_json import FILE, FORMAT, plugins_of, read_fields, read_params
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
-from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING, RESUMING_BY_BLEU
+from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values
 from lingvo_moe.tasks.translation import TranslationTask
@@ -134,10 +134,8 @@ class ModelDir:
     def _params_to_resume(self, overrides, params):
         wanted = override(params or self.params, overrides)
         wanted = evolve(wanted, "input", wanted.input.with_absolute_paths())
-        by_bleu = self.params.train.best_by.needs_translations
-        changeable = RESUMING_BY_BLEU if by_bleu else RESUMING
         moved = self.params.input.with_corpora_at(wanted.input.corpora)
-        changeable.check(self.path, evolve(self.params, "input", moved), wanted)
+        RESUMING.check(self.path, evolve(self.params, "input", moved), wanted)
         return wanted
 
     @staticmethod

@@ -54,18 +54,8 @@ def _register_another_default(monkeypatch):
 
 
 class TestWhatIsRead:
-    @pytest.mark.parametrize(
-        ("name", "cure"),
-        [
-            ("config.json", "lingvo-moe-import"),
-            ("saved_model.pb", "a SavedModel"),
-            ("dataset.json", "for --data"),
-            ("x", "Train a"),
-        ],
-    )
-    def test_a_directory_that_is_no_logdir(self, tmp_path, name, cure):
-        (tmp_path / name).touch()
-        with pytest.raises(ValueError, match=cure):
+    def test_a_directory_that_is_no_logdir(self, tmp_path):
+        with pytest.raises(ValueError, match=r"no model\.json"):
             ModelDir.open(tmp_path)
 
     def test_params_hold_whatever_the_registry_says_later(self, logdir, monkeypatch):
@@ -180,18 +170,6 @@ class TestGoingOn:
         with pytest.raises(ValueError, match=value):
             train_model(training_job(logdir, *texts))
         assert _contents(logdir) == before
-
-    def test_bleu_of_other_lines_or_of_another_search_is_not_compared(self, tmp_path):
-        by_bleu = ("train.best_by=DevBleu()", "train.dev_bleu_sentences=4")
-        ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, *by_bleu], dataset())
-        with pytest.raises(ValueError, match="gives 5"):
-            ModelDir.create(tmp_path, "tiny.MoE", ["train.dev_bleu_sentences=5"], dataset())
-        with pytest.raises(ValueError, match="beam_size"):
-            ModelDir.create(tmp_path, "tiny.MoE", ["decoding.beam_size=1"], dataset())
-        same = ["batch_tokens=9", "separate_caches_from=9", "n_best=2", "tokens=True"]
-        texts = [f"decoding.{text}" for text in same]
-        ModelDir.create(tmp_path, "tiny.MoE", [*texts, "train.max_steps=9"], dataset())
-        assert ModelDir.open(tmp_path).params.decoding.n_best == 2
 
     def test_a_checkpoint_that_does_not_fit_is_found_before_anything_is_written(self, logdir):
         """beta1 gives each weight a slot that the checkpoint lacks."""

@@ -13,13 +13,6 @@ from lingvo_moe.system.files import read_json
 from lingvo_moe.tasks.params import TranslationParams
 
 FORMAT = 2
-# A file of another format -> what to do.
-_OTHERS = {
-    "saved_model.pb": "It is a SavedModel. Give the logdir that was exported, or export that with "
-    "--format=safetensors.",
-    "config.json": "If it is a model of Hugging Face, make a logdir of it: lingvo-moe-import.",
-    "dataset.json": "It is a dataset of lingvo-moe-prepare, for --data.",
-}
 FILE = "model.json"
 _HINTS = {
     "model": str,
@@ -39,7 +32,7 @@ def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
     file = path / FILE
     if not file.exists():
         why = f"it has no {FILE}" if path.exists() else "it does not exist"
-        raise ValueError(f"{path} is no logdir: {why}. {_cure(path)}")
+        raise ValueError(f"{path} is no logdir: {why}. Give the directory of a trained model.")
     fields = {"format": None, "seen_pairs": [], "plugins": {}} | read_json(file)
     if (version := fields["format"]) != FORMAT:
         raise ValueError(
@@ -53,14 +46,6 @@ def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
             f"--logdir or --model={fields['model']}."
         )
     return fields
-
-
-def _cure(path: Path) -> str:
-    """What to do about a path that is no logdir."""
-    for other, cure in _OTHERS.items():
-        if (path / other).exists():
-            return cure
-    return "Train a model there first."
 
 
 def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:

@@ -56,25 +56,15 @@ _DEVICES = (
 )
 
 
-_BEST_BY = ("train.best_by", "train.dev_bleu_sentences")
-# Without effect on the data, their order or the loss.
-_RESUMING = (
-    *_DEVICES,
-    *("averaging*", "optimizer.*"),
-    *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name != "seed"),
-)
-_SEARCH = tuple(
-    f"decoding.{name}" for name in ("batch_tokens", "separate_caches_from", "n_best", "tokens")
-)
-
+_TRAIN = [field.name for field in dataclasses.fields(TrainParams)]
+# Without effect on the data, their order, the loss or what is best.
 RESUMING = Changeable(
-    (*(p for p in _RESUMING if p != "train.best_by"), "decoding*"), "when training resumes"
-)
-
-# If train.best_by compares translations, they must be of the same lines and the same search.
-RESUMING_BY_BLEU = Changeable(
-    (*(p for p in _RESUMING if p not in _BEST_BY), *_SEARCH),
-    "when training resumes with a train.best_by that compares translations",
+    (
+        *_DEVICES,
+        *("averaging*", "optimizer.*", "decoding*"),
+        *(f"train.{name}" for name in _TRAIN if name not in ("seed", "best_by")),
+    ),
+    "when training resumes",
 )
 
 # For decoding, evaluation and export also params that are used only in training may change.

@@ -130,7 +130,6 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
     ("command", "flag", "needed"),
     [
         ("train --model=x --data=x --logdir=x", "--mesh=data:2", "with --runtime=spmd"),
-        ("translate --logdir=x --score=x", "--set=decoding.n_best=2", "without --score"),
         ("export --logdir=x --output=x", "--languages=de", "with --prune"),
         ("prepare --corpus=x --output=x", "--new_pieces=5", "with --extend"),
     ],

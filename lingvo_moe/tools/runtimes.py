@@ -1,7 +1,6 @@
 """The flag --runtime and related flags: the devices on which a tool runs its model."""
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,11 +84,6 @@ RUNTIMES = {"local": Local, "spmd": _spmd, "xla": Xla}
 
 def prepare_jax():
     """Sets JAX's number of virtual devices before it lists devices."""
-    if importlib.util.find_spec("jax") is None:
-        raise ValueError(
-            "--runtime=spmd needs JAX, which is not installed: pip install jax. "
-            "--runtime=local, the default, does not need it."
-        )
     import jax
 
     wanted = FLAGS.virtual_devices

@@ -8,7 +8,6 @@ exit status 0, or 1 if some were left unanswered.
 """
 
 import dataclasses
-import importlib.util
 import logging
 from typing import Any
 
@@ -33,11 +32,6 @@ TABLE = (
 @common.tool(TABLE)
 def main() -> None:
     """Flags to a server."""
-    if importlib.util.find_spec("uvicorn") is None:
-        raise ValueError(
-            "lingvo-moe-serve needs Starlette and uvicorn, which are not installed: pip install "
-            "starlette uvicorn prometheus_client."
-        )
     from lingvo_moe.server.app import Server
     from lingvo_moe.server.loading import load_all, split_name
     from lingvo_moe.server.run import bind, serve

@@ -4,9 +4,6 @@ lingvo-moe-translate --logdir=/tmp/tiny --to=en 'a sentence' 'another'
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=test.de --output=test.hyp
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=test.de --output=test.hyp --processes=4
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --n_best=4 < test.de
-
-With --score it prints log P of given translations instead:
-lingvo-moe-translate --logdir=/tmp/tiny --to=en --score=test.en < test.de
 """
 
 import functools
@@ -25,21 +22,18 @@ from lingvo_moe.config import child
 from lingvo_moe.config.params import override
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.inference.parts import Translation
-from lingvo_moe.inference.scorer import Score
 from lingvo_moe.inference.texts import BLOCK, TextTranslator
 from lingvo_moe.jobs.model import Model
 from lingvo_moe.jobs.shards import Shards, Survey, translate_shards
 from lingvo_moe.serving.exported import Exported, is_saved_model
 from lingvo_moe.system import lock
 from lingvo_moe.system.files import check_file, is_stream, remove_partials, write_whole
-from lingvo_moe.system.lines import ArrivingLines, blocks, decode_lines, paired, read_lines
+from lingvo_moe.system.lines import ArrivingLines, decode_lines, read_lines
 from lingvo_moe.system.progress import Progress
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, runtimes
 from lingvo_moe.tools.common import FLAGS, Flag
 
-_OF_TRANSLATING = ("n_best", "beam_size", "processes", "scores")
-_OF_SCORING = ("decoding.tokens", "decoding.source_prefix", "decoding.batch_tokens")
 TABLE = (
     Flag("logdir", str, None, "A logdir, or an exported SavedModel.", required=True),
     common.CHECKED_MODEL,
@@ -54,9 +48,6 @@ TABLE = (
     Flag("n_best", int, None, "Number of translations per sentence.", least=1),
     Flag("beam_size", int, None, "Short for --set=decoding.beam_size=…", least=1),
     Flag("scores", bool, False, "Print each score and a tab before its translation."),
-    Flag("score", str, None,
-         "File with a translation of each sentence, UTF-8; it may be compressed, or a pipe. "
-         "Print log P of each translation, a tab and the translation; do not translate."),
     common.STEP,
     common.SET,
     *runtimes.TABLE,
@@ -67,11 +58,10 @@ TABLE = (
 def main(arguments: list[str]) -> None:
     """Flags to a model. Errors of flags and input are found before the weights are read."""
     runtimes.check_flags()
-    fields = {text.partition("=")[0].strip() for text in FLAGS.set}
-    of_search = [f for f in sorted(fields - {*_OF_SCORING}) if f.startswith("decoding.")]
-    common.check_effect("without --score", FLAGS.score is None, *_OF_TRANSLATING, *of_search)
+    of_model = [text.partition("=")[0].strip() for text in FLAGS.set]
+    of_model = [field for field in of_model if not field.startswith("decoding.")]
     if is_saved_model(Path(FLAGS.logdir)):
-        needed = ("processes", "step", "runtime", "model", *(fields - {*of_search, *_OF_SCORING}))
+        needed = ("processes", "step", "runtime", "model", *of_model)
         common.check_effect("with a logdir", False, *needed)
         model_dir = None
     else:
@@ -81,12 +71,10 @@ def main(arguments: list[str]) -> None:
     _check_suffix()
     if arguments and FLAGS.input:
         raise ValueError("Give sentences as arguments or in --input, not both.")
-    if FLAGS.score is not None:
-        _score_stream(model_dir, arguments)
-    elif model_dir and (shards := _shards()):
+    if model_dir and (shards := _shards()):
         _translate_shards(model_dir, shards)
     else:
-        _write(_output(FLAGS.input), _translations(model_dir, arguments))
+        _write(_output(), _translations(model_dir, arguments))
 
 
 def _check_suffix() -> None:
@@ -172,40 +160,12 @@ def _translations(model_dir: ModelDir | None, arguments: Sequence[str]) -> Itera
     return _lines(translator, sentences, Progress(common.report, total), common.report)
 
 
-def _score_stream(model_dir: ModelDir | None, arguments: Sequence[str]) -> None:
-    for name in ("input", "score"):
-        if Path(getattr(FLAGS, name) or os.devnull).is_dir():
-            raise ValueError(f"--{name}={getattr(FLAGS, name)} is a directory; give a file.")
-    output = _output(FLAGS.input, FLAGS.score)
-    pairs, total = _pairs(arguments)
-    model, progress = _load(model_dir), Progress(common.report, total)
-    tokens = model_dir.params.decoding.tokens if model_dir else _options().get("tokens", False)
-
-    def lines():
-        first_line = 1
-        for block in blocks(pairs, BLOCK):
-            sources, targets = map(list, zip(*block, strict=True))
-            scores = model.score(
-                sources,
-                targets,
-                FLAGS.to,
-                source_language=FLAGS.source_language,
-                first_line=first_line,
-            )
-            first_line += len(block)
-            progress(len(block))
-            for text, score in zip(targets, scores, strict=True):
-                yield _format_score(text, score, tokens)
-
-    _write(output, lines())
-
-
-def _output(*sources: str | None) -> Path | None:
-    """The file to write, checked, also against those that are read; None for standard output."""
-    output = Path(FLAGS.output) if FLAGS.output else None
-    if output:
-        check_file(output, *(Path(source) for source in sources if source))
-    return output
+def _output() -> Path | None:
+    """The file to write, checked; None for standard output."""
+    if not FLAGS.output:
+        return None
+    check_file(Path(FLAGS.output), *([Path(FLAGS.input)] if FLAGS.input else []))
+    return Path(FLAGS.output)
 
 
 def _write(output: Path | None, lines: Iterable[str]) -> None:
@@ -263,33 +223,6 @@ def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
         lines = read_lines(path) if path.suffix else ArrivingLines(path.open("rb"), str(path))
         return lines, None
     return read_lines(path), sum(1 for _ in read_lines(path))
-
-
-def _pairs(arguments: Sequence[str]) -> tuple[Iterable[tuple[str, str]], int | None]:
-    """The sentences with the translations of --score, and their number; None for a stream.
-
-    Files are read twice, as in `_sentences`.
-    """
-    path = Path(FLAGS.score)
-    path.stat()  # an error if there is none
-
-    def read():
-        sentences, total = _sentences(arguments)
-        return paired(sentences, read_lines(path), str(path)), total
-
-    pairs, total = read()
-    if total is None or not path.is_file():
-        return pairs, total
-    for _ in pairs:
-        pass
-    return read()
-
-
-def _format_score(text: str, score: Score, tokens: bool) -> str:
-    """A line of the output of --score: JSON with the tokens, or log P and the text."""
-    if tokens:
-        return json.dumps({"text": text, **score.as_json()}, ensure_ascii=False) + "\n"
-    return f"{score.log_prob:.4f}\t{text}\n"
 
 
 def _format(tokens: bool, score: bool, translation: Translation) -> str:

@@ -1,15 +1,12 @@
-import json
-import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
 import lingvo_moe as lm
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import tiny_world
-from lingvo_moe.testing.commands import error_of, run_tool, succeed
+from lingvo_moe.testing.commands import error_of, succeed
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 
@@ -27,15 +24,11 @@ def logdir(tmp_path_factory):
         (["--beam_size=65", "kara"], "1 to 64, got 65"),
         (["--output=TMP/o.txt.gz", "kara"], "not compressed"),
         (["--input=TMP"], "a directory"),
-        (["--score=TMP/no_lines", "kara"], "no_lines has 0 lines"),
-        (["--score=TMP/two_lines", "kara"], "two_lines has more"),
-        (["--score=TMP/two_lines", "--output=TMP/two_lines", "kara"], "the same file"),
-        (["--score=TMP/x", "--input=TMP/two_lines", "--output=TMP/link"], "the same file"),
+        (["--input=TMP/two_lines", "--output=TMP/link"], "the same file"),
     ],
 )
 def test_what_is_wrong_is_found_before_the_weights_are_read(logdir, tmp_path, flags, message):
     """The logdir here has none."""
-    (tmp_path / "no_lines").touch()
     (tmp_path / "two_lines").write_text("a\nb\n")
     (tmp_path / "link").symlink_to("two_lines")
     given = [flag.replace("TMP", str(tmp_path)) for flag in flags]
@@ -77,37 +70,3 @@ def test_processes_write_what_one_writes(tmp_path):
     succeed("translate", *arguments, f"--output={tmp_path / 'alone'}")
     assert output.read_bytes() == (tmp_path / "alone").read_bytes()
     assert output.read_bytes().count(b"\n") == 4200
-
-
-def test_scores_from_pipes(tmp_path):
-    logdir = random_logdir(tmp_path / "model", SMALLEST).path
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-
-    def score(translations):
-        writer = threading.Thread(target=pipe.write_text, args=[translations])
-        writer.start()
-        flags = f"--logdir={logdir}", f"--score={pipe}"
-        result = run_tool("translate", *flags, stdin="kara\nmi\n")
-        writer.join()
-        return result
-
-    texts = [line.split("\t")[1] for line in score("so\nra\n").stdout.splitlines()]
-    assert texts == ["so", "ra"]
-    assert "the input has more" in score("so\n").stderr
-
-
-def test_scores_of_given_translations(tmp_path):
-    logdir = random_logdir(tmp_path / "model", SMALLEST).path
-    sources, targets = ["kara mi", "", "mi\x85ra \U0001f600"], ["so\u2028ra\t", "ti", ""]
-    for name, lines in (("sources", sources), ("targets", targets)):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    files = (
-        f"--{flag}={tmp_path / name}"
-        for flag, name in (("input", "sources"), ("score", "targets"), ("output", "scores"))
-    )
-    succeed("translate", f"--logdir={logdir}", *files, "--set=decoding.tokens=True")
-    written = [json.loads(line) for line in (tmp_path / "scores").read_text().split("\n")[:-1]]
-    scores = lm.load(logdir).score(sources, targets, "en")
-    for row, text, score in zip(written, targets, scores, strict=True):
-        assert row == {"text": text, **score.as_json()}
