@@ -111,7 +111,7 @@ def test_tmx_in_another_encoding(tmp_path):
         ),
         (
             TMX.replace("<seg>", "<text>").replace("</seg>", "</text>"),
-            "without <seg>",
+            "a <seg> of both",
         ),
         (TMX.replace("UTF-8", "klingon"), "well-formed"),
     ],

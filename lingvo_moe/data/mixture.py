@@ -155,7 +155,7 @@ def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
 
 def identity(dataset: Dataset, corpora: Sequence[Corpus]) -> str:
     """SHA-256 of the dataset and the further corpora, in hexadecimal."""
-    digests = [dataset.sha256, *(_load(corpus).sha256 for corpus in corpora)]
+    digests = [dataset.sha256, *(Dataset.load(Path(one.data)).sha256 for one in corpora)]
     return hashlib.sha256("".join(digests).encode()).hexdigest() if corpora else digests[0]
 
 
@@ -171,7 +171,7 @@ def _further(dataset: Dataset, corpora: Sequence[Corpus]) -> list[Stream]:
     streams = []
     indices = {pair.name: pair.index for pair in dataset.pairs}
     for number, corpus in enumerate(corpora, 1):
-        other = _load(corpus)
+        other = Dataset.load(Path(corpus.data))
         for stream in _streams(other):
             if stream.pair.name not in indices:
                 raise ValueError(
@@ -210,13 +210,3 @@ def _check_pairs(streams, dataset, corpora, pairs) -> None:
             f"{dataset.directory}{f' and in the corpora {further}' if further else ''}. Prepare "
             f"training text for them, or leave them out of input.pairs."
         )
-
-
-def _load(corpus: Corpus) -> Dataset:
-    try:
-        return Dataset.load(Path(corpus.data))
-    except ValueError as error:
-        raise ValueError(
-            f"Corpus {corpus.name}: {error} If it was moved, give its place in "
-            f'--set="input.corpora=(Corpus(name={corpus.name!r},data=…),)".'
-        ) from error

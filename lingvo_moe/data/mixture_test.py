@@ -103,7 +103,7 @@ def test_corpora_that_do_not_fit(dataset, tmp_path):
         with pytest.raises(ValueError, match=message):
             InputParams(corpora=(corpus,)).mixture(dataset)
 
-    refused(tmp_path / "none", "Corpus mined: .*none holds no dataset")
+    refused(tmp_path / "none", "none holds no dataset")
     _make(tmp_path / "pair", {"it-en": 3}, word="dog and bird")  # a tag more is another vocabulary
     refused(tmp_path / "pair", r"has pair it-en, which .*main does not have\. Prepare that")
     _make(tmp_path / "words", {"de-en": 3}, word="dog and bird")

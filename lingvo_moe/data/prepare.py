@@ -119,20 +119,15 @@ def prepare(
         if work.has_pieces:
             report(f"going on from the finished pieces in {directory}")
         try:
-            try:
-                if beam is not None:
-                    run_pipeline(work, beam)
-                else:
-                    _run(work, processes, report)
-                _check_examples(work)
-            except ValueError:  # something is wrong with the corpus, so the pieces are useless
-                _remove(directory)
-                raise
-            dataset = _assemble(work, output, overwrite, report)
-        except BaseException:
-            if work.has_pieces:
-                report(f"{directory} keeps the finished pieces; the same command goes on from them")
+            if beam is not None:
+                run_pipeline(work, beam)
+            else:
+                _run(work, processes, report)
+            _check_examples(work)
+        except ValueError:  # something is wrong with the corpus, so the pieces are useless
+            _remove(directory)
             raise
+        dataset = _assemble(work, output, overwrite, report)
         _remove(directory)
     with contextlib.suppress(OSError):  # the user has put files there
         directory.rmdir()

@@ -24,7 +24,7 @@ def test_lines_with_words(text):
 
 
 def test_a_long_line_takes_little_time():
-    start = time.perf_counter()
+    start = time.process_time()
     for text in (
         "a" * 300_000,
         "a." * 150_000,
@@ -33,7 +33,7 @@ def test_a_long_line_takes_little_time():
         "A." * 150_000,
     ):
         wordless(text), shouted(text), raised(lowered(text), "el")
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,14 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     no unit with both languages, or is compressed and damaged; OSError: the file cannot be read.
     """
     languages = _code(source), _code(target)
-    seen: dict[str, bool] = {}  # language -> whether a <tuv> of it has no <seg>
-    units = found = 0
+    seen: dict[str, None] = {}  # the languages, in order
+    found = 0
     for unit in _units(path):
-        units += 1
         texts: dict[str, str] = {}
         for variant in unit.iterfind("tuv"):
             language = _code(variant.get(_LANGUAGE) or variant.get("lang") or "")
             segment = variant.find("seg")
-            seen[language] = seen.get(language, False) or segment is None
+            seen[language] = None
             if segment is not None:
                 text = re.sub(rf"(?<=[^\W_]){_PART}+(?=[^\W_])", " ", _text(segment))
                 texts.setdefault(language, one_line(text.replace(_PART, "")).strip())
@@ -42,12 +41,10 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
         if first and second and first != second:
             found += 1
             yield texts[first], texts[second]
-    if units and not found:
-        bare = ", ".join(language for language, has_none in seen.items() if has_none)
-        cure = f"There is <tuv> of {bare} without <seg>; put each text into a <seg>."
+    if seen and not found:
         raise ValueError(
-            f"{path} has no unit with both {' and '.join(languages)}; it has "
-            f"{', '.join(list(seen)[:20])}. {cure if bare else 'Name the file after two of these.'}"
+            f"{path} has no unit with a <seg> of both {' and '.join(languages)}; it has "
+            f"{', '.join(list(seen)[:20])}. Name the file after two of these."
         )
 
 

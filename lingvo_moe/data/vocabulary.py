@@ -128,13 +128,12 @@ class Vocabulary:
         model, is empty, or has not this SHA-256."""
         try:
             vocabulary = Vocabulary(path.read_bytes())
-            pieces = vocabulary.size if vocabulary.model_bytes else 0
+            if not (vocabulary.model_bytes and vocabulary.size):
+                raise RuntimeError("it is empty")
         except (OSError, RuntimeError) as error:
             raise ValueError(
                 f"{path} is no SentencePiece model ({error}). Restore the file."
             ) from error
-        if not pieces:
-            raise ValueError(f"{path} is no SentencePiece model: it is empty. Restore the file.")
         if sha256 is not None and sha256 != vocabulary.sha256:
             raise ValueError(
                 f"{path} is not the vocabulary that the data was prepared with: its SHA-256 is "

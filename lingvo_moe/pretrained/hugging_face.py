@@ -43,11 +43,6 @@ def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDi
     Raises ValueError: something is missing, damaged or not as the model's config says; or something
     else than an earlier import lies at output; OSError: a file cannot be read or written.
     """
-    if not source.is_dir():
-        raise ValueError(
-            f"There is no directory {source}. Get the model's files first; this tool "
-            f"fetches nothing."
-        )
     check_output(output, MAKER, overwrite)
     config = read_json(source / configs.FILE)
     params = configs.to_params(config, str(source / configs.FILE))

@@ -197,6 +197,7 @@ DAMAGES = {
     ),
     "no size": ("nllb", lambda d: edit(d / "config.json", d_model=None), "has no field"),
     "no tokenizer": ("nllb", lambda d: (d / "sentencepiece.bpe.model").unlink(), "has no"),
+    "no languages": ("nllb", lambda d: (d / "added_tokens.json").unlink(), "no list of its lang"),
     "a tokenizer of another model": (
         "m2m100", lambda d: edit(d / "vocab.json", **{"<pad>": 7}), "must begin"
     ),

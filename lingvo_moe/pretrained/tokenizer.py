@@ -15,7 +15,6 @@ from typing import Any
 from lingvo_moe.config.fields import check_fields
 from lingvo_moe.data.vocabulary import Vocabulary, tag_piece
 from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
-from lingvo_moe.pretrained import languages
 from lingvo_moe.system.files import read_json
 
 MODEL, PIECES = "sentencepiece.bpe.model", "vocab.json"
@@ -31,6 +30,13 @@ FILES = (
     _ADDED,
     "generation_config.json",
 )
+# Of M2M-100, whose files do not give the ids of its languages; in their order.
+_M2M100 = """
+    af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha
+    he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my
+    ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz
+    vi wo xh yi yo zh zu
+"""
 _NAMES = {PAD: "<pad>", BOS: "<s>", EOS: "</s>", UNK: "<unk>"}
 _LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
 
@@ -153,8 +159,11 @@ def _added(directory: Path, first: int, m2m100: bool) -> dict[int, str]:
         found = _names_of(path, read) if path.exists() else {}
         if any(_LANGUAGE.fullmatch(token) for token in found.values()):
             return found
-    names = [f"__{code}__" for code in languages.M2M100] if m2m100 else languages.NLLB
-    return dict(enumerate(names, first))
+    if not m2m100:
+        raise ValueError(
+            f"{directory} has no list of its languages; get its {_TOKENIZER} or {_SETTINGS} too."
+        )
+    return dict(enumerate((f"__{code}__" for code in _M2M100.split()), first))
 
 
 # A file with added tokens, and what reads (id, token) from it; the last one is of early versions.

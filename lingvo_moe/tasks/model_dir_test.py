@@ -217,7 +217,7 @@ class TestData:
         monkeypatch.chdir(tmp_path / "elsewhere")
         assert made("../mined").params.input.corpora[0].data == str(tmp_path / "mined")
         (tmp_path / "mined").rename(tmp_path / "moved")
-        with pytest.raises(ValueError, match="was moved"):
+        with pytest.raises(ValueError, match="mined holds no dataset"):
             made()
         assert made("../moved").params.input.corpora[0].data == str(tmp_path / "moved")
         assert made().params.input.corpora[0].data == str(tmp_path / "moved")

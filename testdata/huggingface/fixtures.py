@@ -79,6 +79,8 @@ def nllb_tokenizer(directory: Path) -> NllbTokenizer:
     # Without this file transformers 4.49 numbers the languages wrongly.
     plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     added = {i: {"content": name, "special": True, **plain} for i, name in names.items()}
+    languages = {name: i for i, name in enumerate(NLLB_CODES, first)}
+    (directory / "added_tokens.json").write_text(json.dumps(languages) + "\n")
     settings = {"added_tokens_decoder": added, "additional_special_tokens": NLLB_CODES}
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy(pieces, scratch)
