@@ -205,6 +205,7 @@ def test_a_loaded_model_beside_baselines(world, model, tmp_path):
     assert [score.delta_bleu for score in report.pairs] == [0.0]  # beside its own report
 
 
+@pytest.mark.slow
 def test_export_of_a_model_with_a_gating_from_outside(world, model, tmp_path):
     assert lm.export(model, tmp_path / "export") == model.step
     exported = lm.load(tmp_path / "export")

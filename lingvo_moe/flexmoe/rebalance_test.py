@@ -18,6 +18,7 @@ from lingvo_moe.testing.drifting_load import (
 )
 
 
+@pytest.mark.slow
 def test_experts_follow_a_skewed_and_drifting_load():
     runtime = rebalanced(local())
     metrics = [runtime.train(batch(step)) for step in range(40)]

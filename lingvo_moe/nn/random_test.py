@@ -38,6 +38,7 @@ def test_uniform_numbers_are_bitwise_the_same_four_ways_and_tensorflows_own():
                 np.testing.assert_array_equal(values, expected)
 
 
+@pytest.mark.slow
 def test_normal_numbers_are_the_same_four_ways_and_tensorflows_own():
     for function in four_ways(random.normal, SHAPES):
         for shape, values in zip(SHAPES, function(tf.constant(SEEDS[1])), strict=True):

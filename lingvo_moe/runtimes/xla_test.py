@@ -78,6 +78,7 @@ def test_other_numbers_of_sampling_need_no_new_program(traced):
     assert len(traced) == 2  # one of each runtime
 
 
+@pytest.mark.slow
 def test_new_weights_need_no_new_program(traced):
     local, xla = runtimes("model.moe=None")
     before = xla.translate(IDS, LENGTHS).scores

@@ -74,7 +74,10 @@ def test_table(source, target, kind, received):
     assert (step.kind, step.received) == (kind, received)
 
 
-@pytest.mark.parametrize(("mesh", "shape"), [(LINE, (4, 8)), (GRID, (6, 12)), (CUBE, (8,))])
+@pytest.mark.parametrize(
+    ("mesh", "shape"),
+    [(LINE, (4, 8)), (GRID, (6, 12)), pytest.param(CUBE, (8,), marks=pytest.mark.slow)],
+)
 def test_every_pair_on_pieces(mesh, shape):
     random = np.random.default_rng(0)
     array = random.integers(-50, 50, shape)
