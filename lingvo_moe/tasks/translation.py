@@ -344,17 +344,9 @@ class TranslationTask:
         chosen = tf.gather(log_probs, target_ids, batch_dims=2)
         return tf.where(target.segments[:, skipped:] > 0, chosen, 0.0)
 
-    def routes(
-        self,
-        theta: NestedMap,
-        source_ids: tf.Tensor,
-        source_lengths: tf.Tensor,
-        target_ids: tf.Tensor,
-        target_lengths: tf.Tensor,
-        tasks: tf.Tensor | None = None,
-    ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-        """The experts of each token of given translations, under teacher forcing; arguments as of
-        `score`.
+    def routes(self, theta: NestedMap, *given: Any) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+        """The experts of each token of given translations, under teacher forcing; `given` as the
+        arguments of `score`.
 
         Returns:
             For each of moe_layers the experts, int32 [B, L or T, K], and the weights of their
@@ -362,7 +354,6 @@ class TranslationTask:
             position t are those of the step that predicts token t. L is the length that the encoder
             reads, without a tag for the decoder.
         """
-        given = source_ids, source_lengths, target_ids, target_lengths, tasks
         source, target, skipped = sides_of(self.params.language_tags, *given)
         theta = self._to_compute_dtype(theta)
         hidden = self.transformer.hidden(theta, source, target, EVALUATION)
@@ -408,7 +399,7 @@ def sides_of(
     source_lengths: tf.Tensor,
     target_ids: tf.Tensor,
     target_lengths: tf.Tensor,
-    tasks: tf.Tensor | None,
+    tasks: tf.Tensor | None = None,
 ) -> tuple[Tokens, Tokens, int]:
     """The sides of a batch under teacher forcing.
 
