@@ -30,7 +30,7 @@ from lingvo_moe.data.packing import padded
 from lingvo_moe.data.pipeline import InputParams, Prefetcher, TrainInput
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.evaluation.scores import PairOutput, score_pair
-from lingvo_moe.jobs.source_use import SourceUse, SplitBatches, add_metrics
+from lingvo_moe.jobs.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.system.files import write_whole
 
@@ -143,14 +143,14 @@ def _weights(state):
 
 def _loss_and_use(engine, dev):
     """The dev loss and the source use of all pairs together, nats per token."""
-    sampled, foreign, rest = dev.evaluate(engine)
+    sampled, foreign, rest = (evaluate_batches(engine, part) for part in dev)
     total = add_metrics([sampled, rest] if rest else [sampled])
     return float(total.nll / total.tokens), float((foreign.nll - sampled.nll) / sampled.tokens)
 
 
 def _by_pair(engine, names, dev):
     """Source use and dev loss of each pair."""
-    sampled, foreign, rest = dev.evaluate(engine)
+    sampled, foreign, rest = (evaluate_batches(engine, part) for part in dev)
     if not sampled:
         return {}
     use, total = (

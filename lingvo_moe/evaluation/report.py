@@ -119,7 +119,9 @@ def load_report(directory: str | pathlib.Path, *, split: str | None = None) -> R
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no report; name one of lingvo-moe-evaluate.")
     try:
-        report = _report_from_json(read_json(path))
+        contents = read_json(path)
+        fields = {field.name: contents[field.name] for field in dataclasses.fields(Report)}
+        report = Report(**fields | {"pairs": list(map(_score_from_json, contents["pairs"]))})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path} is not a report of lingvo-moe-evaluate ({type(error).__name__}: {error})."
@@ -205,11 +207,6 @@ def _average(group: Sequence[PairScore]) -> Averages:
         },
         **{name: mean(name) for name in ("bleu", "baseline_bleu", "delta_bleu", "chrf")},
     )
-
-
-def _report_from_json(contents: dict) -> Report:
-    fields = {field.name: contents[field.name] for field in dataclasses.fields(Report)}
-    return Report(**fields | {"pairs": list(map(_score_from_json, contents["pairs"]))})
 
 
 def _score_from_json(contents: dict) -> PairScore:

@@ -67,11 +67,6 @@ class SplitBatches(NamedTuple):
             rest += [(examples[i], pair.index) for i in left]
         return SplitBatches(*(list(pack(part, params.shape)) for part in (sampled, foreign, rest)))
 
-    def evaluate(self, runtime: Any) -> tuple[NestedMap, NestedMap, NestedMap]:
-        """The summed metrics of sampled, of foreign and of rest, as by `evaluate_batches`."""
-        sampled, foreign, rest = (evaluate_batches(runtime, part) for part in self)
-        return sampled, foreign, rest
-
 
 def spread(total: int, wanted: int) -> list[int]:
     """At most `wanted` evenly spaced numbers below `total`; none if there are fewer than 2.

@@ -21,7 +21,7 @@ from lingvo_moe.inference.translator import Translator
 from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.jobs.hours import steps_in
 from lingvo_moe.jobs.initial import initialize
-from lingvo_moe.jobs.source_use import SourceUse, SplitBatches, add_metrics
+from lingvo_moe.jobs.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.system import lock
 from lingvo_moe.system.files import write_whole
@@ -349,7 +349,7 @@ class _Evaluator:
         ]
 
     def __call__(self, step: int) -> Evaluation | None:
-        sampled, foreign, rest = self._dev.evaluate(self._runtime)
+        sampled, foreign, rest = (evaluate_batches(self._runtime, part) for part in self._dev)
         total = add_metrics([metrics for metrics in (sampled, rest) if metrics])
         if not total:
             return None

@@ -21,16 +21,6 @@ TABLE = (
 _BYTES = 4  # of a number of weights and optimizer state
 
 
-def check_flags() -> None:
-    """Checks FLAGS.hardware before anything is made.
-
-    Raises:
-        ValueError: an unknown kind.
-    """
-    if FLAGS.hardware not in (None, MEASURED):
-        find_hardware(FLAGS.hardware)
-
-
 def make_scheduler(task: TranslationTask) -> Scheduler:
     """The scheduler that moves the task's VExperts, with the rates of FLAGS.hardware.
 

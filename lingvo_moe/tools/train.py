@@ -30,7 +30,6 @@ TABLE = (
 @common.tool(TABLE)
 def main() -> None:
     """Flags to api.train."""
-    rebalancing.check_flags()
     runtimes.check_flags()
     with runtimes.join_by_flags() as process:
         report = common.report if process.index == 0 else lambda line: None

@@ -116,7 +116,8 @@ def train(
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process)
     with deferred() as received, loop.saver:
-        return loop.run(received, initialize or loop.draw, started)
+        draw = initialize or (lambda: runtime.initialize(params.seed))
+        return loop.run(received, draw, started)
 
 
 class _Loop:
@@ -140,10 +141,6 @@ class _Loop:
     def last_saved(self) -> int:
         """The step of the newest checkpoint; without one, that of the initial state."""
         return self.started_at if self.saved_step is None else self.saved_step
-
-    def draw(self) -> None:
-        """Draws all weights."""
-        self.runtime.initialize(self.params.seed)
 
     def run(
         self,
