@@ -16,7 +16,7 @@ import itertools
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from lingvo_moe.system.lines import printable
@@ -161,15 +161,6 @@ def short_repr(value: Any) -> str:
         return shortened(repr(value))
     except ValueError:  # Python cannot format numbers of more than 4300 digits
         return "a number of thousands of digits"
-
-
-def list_of(values: Any, name: str) -> list[Any]:
-    """The elements of the argument `name`, which must be a list, a tuple, an array or the like.
-    Raises ValueError: it is a single text or object."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        given = short_repr(values)
-        raise ValueError(f"{name} must be a list, got {given}; write [{given}].")
-    return list(values)
 
 
 def shortened(text: str) -> str:

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 
-from lingvo_moe.config.fields import list_of
-
 # Tokenizers, in order of preference; the first installed one is used. Then codes of languages (ISO
 # 639-1, -2 and -3) and of scripts (ISO 15924).
 _TOKENIZERS = (
@@ -54,7 +52,7 @@ def choose(pairs: Sequence[str], texts: Sequence[str] = ()) -> dict[str, str]:
         ValueError: a text of another form, another pair, or a tokenizer that cannot be used here.
     """
     chosen = {pair: default_tokenizer(pair.rpartition("-")[2]) for pair in pairs}
-    for text in list_of(texts, "bleu_tokenizers"):
+    for text in texts:
         pair, _, name = text.partition("=")
         if pair not in chosen or not name:
             raise ValueError(

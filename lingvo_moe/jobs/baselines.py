@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.config.fields import list_of
 from lingvo_moe.data.corpora import write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
@@ -64,7 +63,7 @@ def train_baselines(
     """
     dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
     check_output(output, MAKER, overwrite=True)
-    pairs = list_of(pairs, "pairs") or _with_train_lines(jobs[0], report)
+    pairs = list(pairs) or _with_train_lines(jobs[0], report)
     pairs = list(references_of(dataset, split, pairs, report))
     _check_earlier_report(output, pairs)
     for job in jobs:

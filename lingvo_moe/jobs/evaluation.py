@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lingvo_moe.config.fields import Params, list_of
+from lingvo_moe.config.fields import Params
 from lingvo_moe.config.params import to_text
 from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.lengths import amount
@@ -86,7 +86,7 @@ def evaluate(
     check_output(output, MAKER, overwrite)
     ready = prepare_metrics(metrics)
     model_dir, dataset = model_dir.for_test_set(dataset)
-    pairs = list_of(pairs, "pairs")
+    pairs = list(pairs)
     here = {pair.name for pair in dataset.pairs}
     both = [name for name in model_dir.pairs if name in here]
     references = references_of(dataset, split, pairs or both, report)

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 from collections.abc import Sequence
 
-from lingvo_moe.config.fields import Params, list_of
+from lingvo_moe.config.fields import Params
 from lingvo_moe.config.params import parse_policy
 from lingvo_moe.evaluation.report import TAKEN
 from lingvo_moe.evaluation.scores import PairOutput
@@ -44,8 +44,7 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
     a column that the report has already, or a metric that cannot be used here.
     """
     metrics = [
-        one if isinstance(one, Metric) else parse_policy(Metric, one, "--metric")
-        for one in list_of(given, "metrics")
+        one if isinstance(one, Metric) else parse_policy(Metric, one, "--metric") for one in given
     ]
     taken = set(TAKEN)
     for metric in metrics:
