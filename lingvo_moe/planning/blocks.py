@@ -17,7 +17,7 @@ from lingvo_moe.moe.gatings.base import expert_capacity
 from lingvo_moe.moe.holding import Slots
 from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.planning import flow
-from lingvo_moe.planning.share import BlockCost, Communication, Computation
+from lingvo_moe.planning.flow import BlockCost, Communication, Computation
 from lingvo_moe.planning.weights import FLOAT32, WeightCosts
 from lingvo_moe.sbp.types import Mesh, Rules, axes_of
 from lingvo_moe.tasks.params import TranslationParams
@@ -88,16 +88,12 @@ def _group(spec: WeightSpec) -> str:
     )
 
 
-class _Counter:
+class _Counter(WeightCosts):
     """Counts for one mesh and one set of rules."""
 
     def __init__(self, blocks, mesh, rules, stored, remat, late):
-        self.blocks, self.mesh, self.rules = blocks, mesh, rules
-        self.remat, self.params = remat, blocks.params
-        self.late = late and blocks.micro_batches > 1
-        self.wire, self.item, self.m = blocks.wire, blocks.item, blocks.params.model.model_dim
-        sizes = {"item": self.item, "wire": self.wire, "micro_batches": blocks.micro_batches}
-        self.weights = WeightCosts(mesh=mesh, rules=rules, stored=stored, late=self.late, **sizes)
+        super().__init__(blocks, mesh, rules, stored, late)
+        self.remat, self.params, self.m = remat, blocks.params, blocks.params.model.model_dim
         # Forward 1, backward 2, and with rematerialisation the layers' forward pass once more.
         self.passes = 3 + remat
 
@@ -117,16 +113,16 @@ class _Counter:
         transfers = [one for one in found if not isinstance(one, Computation)]
         weights, slots = self.blocks.weights[group], self.blocks.slots[group]
         trained = self.blocks.trained[group]
-        updates = _OPTIMIZER_PASSES * self.weights.at_rest(trained)
+        updates = _OPTIMIZER_PASSES * self.at_rest(trained)
         kept = {"heads": self._kept_by_heads, "hidden": self._kept_by_hidden}.get(group)
         tokens = sum(kind.count * self.tokens(kind.length) for kind in self.blocks.kinds)
         return BlockCost(
             work=(*work, Computation(part="optimizer", bytes=updates)),
-            transfers=(*transfers, *self.weights.exchanges(weights, trained + self._again(group))),
-            weights=self.weights.at_rest(weights),
-            optimizer=self.weights.at_rest(slots),
-            gradients=self.weights.of_gradients(trained),
-            in_use=self.weights.in_use(weights),
+            transfers=(*transfers, *self.exchanges(weights, trained + self._again(group))),
+            weights=self.at_rest(weights),
+            optimizer=self.at_rest(slots),
+            gradients=self.of_gradients(trained),
+            in_use=self.in_use(weights),
             kept=tuple(kept(kind) if kept else 0.0 for kind in self.blocks.kinds),
             inputs=self.item * tokens * self.m if group == "rest" else 0.0,
             logits=2 * FLOAT32 * self._logits() if group == "vocabulary" else 0.0,

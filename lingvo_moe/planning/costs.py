@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.hardware.links import group
 from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
-from lingvo_moe.planning.share import PARTS, BlockCost, Communication, Computation
+from lingvo_moe.planning.flow import PARTS, BlockCost, Communication, Computation
 from lingvo_moe.sbp.types import Mesh
 from lingvo_moe.tasks.params import TranslationParams
 

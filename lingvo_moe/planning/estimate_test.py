@@ -5,7 +5,7 @@ import pytest
 from lingvo_moe.hardware.chips import Efficiency, Hardware
 from lingvo_moe.hardware.links import Torus
 from lingvo_moe.planning.costs import Costs, Memory, estimate
-from lingvo_moe.planning.share import Communication, Computation
+from lingvo_moe.planning.flow import Communication, Computation
 from lingvo_moe.sbp.types import Mesh
 
 DEVICE = Hardware(

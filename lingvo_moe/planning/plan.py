@@ -31,16 +31,13 @@ def make_plan(
     Args:
         hardware_name: a key of HARDWARE.
         mesh: the devices; by default one device per expert, as in the paper, or a single device.
-        topology: to compile for, such as "v3:8x8"; None not to compile.
-        progress: takes lines of progress.
-        sentences: compile beam search for a batch of this size; None for the training step.
+        topology, progress, sentences: as for `compile_step`; None not to compile.
 
     Returns:
         All numbers of the plan for JSON, in SI units and bytes. `unmet` says why the model cannot
         be trained on this mesh as it is, "" if it can; `compiled` is there with a topology.
 
-    Raises ValueError: an unknown model, hardware or topology, or a mesh that does not fit the
-    model.
+    Raises ValueError: an unknown model or hardware, or as `compile_step` and `type_of`.
     """
     device = find_hardware(hardware_name)
     params = registered(model, overrides)

@@ -1,18 +1,15 @@
 """Searches the best sharding of a model: the mesh, the axes of every letter, rematerialisation.
 
-Yuan et al. 2021 (arXiv 2110.15032) choose a signature for each operator. Here the result must be
-sharding rules of a model (sbp/params.py), so there is one choice for each letter: heads,
-hidden units and the vocabulary are split along "model" or not; weights and slots at rest are split
-further or not. Rows are split along "data" and "expert", experts along "expert". Two choices apply
-to the whole model: whether layers are rematerialised, and whether gradients stay partial across
-micro-batches. Other values cannot stay partial across layers, because the norm of the next branch
-needs the sum.
+In a graph (sbp/graph.py) each operator has its own signature. Here the result must be sharding
+rules of a model (sbp/params.py), so there is one choice for each letter: heads, hidden units and
+the vocabulary are split along "model" or not; weights and slots at rest are split further or not.
+Rows are split along "data" and "expert", experts along "expert". Two choices apply to the whole
+model: whether layers are rematerialised, and whether gradients stay partial across micro-batches.
+Other values cannot stay partial across layers, because the norm of the next branch needs the sum.
 
-For one mesh, with or without rematerialisation, a model is a few groups of blocks
-(planning/blocks.py) that share no letter, so each choice of a group has its own cost. The search
-adds up the costs of all combinations. Equal layers are one block, so the search time does not
-depend on the depth. The signatures (planning/flow.py) give the sums, such as the single sum of a
-feed-forward layer that is split by columns, then rows.
+For one mesh a model is a few groups of blocks (planning/blocks.py) that share no letter, so each
+choice of a group has its own cost, and the search adds up those of all combinations. Equal layers
+are one block, so its time does not depend on the depth.
 """
 
 import dataclasses

@@ -50,16 +50,11 @@ def compile_step(
         topology: such as "v3:8x8" (chips), "v4:4x4x4", "v5p:2x2x2".
         mesh: the devices; None for one axis "expert" of all.
         progress: takes a line if another process uses the compiler.
-        sentences: batch size of beam search, with input.source_length tokens per sentence; None
-            for the training step.
+        sentences: of beam search, with input.source_length tokens each; None for a training step.
 
     Returns:
-        program, topology, device_kind and devices; memory of a device: argument_bytes (the batch,
-        and the state or, for beam search, the weights), temp_bytes (only while the program runs),
-        output_bytes, alias_bytes (outputs in the memory of arguments), code_bytes and total_bytes;
-        flops of one run on one device as XLA counts them, where the body of a loop counts once;
-        collectives, see `collective_rows`, None if JAX cannot read the program back;
-        compile_cpu_seconds over all threads, and host_bytes, the peak of the compiling process.
+        The result of `_run`. Its bytes are of a device: arguments are the batch, and the state or,
+        for beam search, the weights. The body of a loop counts once in flops.
 
     Raises ValueError: libtpu or JAX is not installed, or the compiler fails: an unknown topology, a
     mesh of another size, a program that does not fit.
@@ -150,9 +145,8 @@ def _run(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def collective_rows(found: Iterable[Collective]) -> list[dict[str, Any]]:
-    """The collectives of a program, equal ones in one row, those with most bytes first: times,
-    kind, bytes of one, group (devices that exchange; 0 for all) and cause, the operation of the
-    model."""
+    """A program's collectives, those with most bytes first, equal ones in one row: times, kind,
+    bytes of one, group (devices that exchange; 0 for all) and cause, the model's operation."""
     rows: collections.Counter = collections.Counter()
     for c in found:
         rows[c.kind, c.bytes, len(c.groups[0]) if c.groups else 0, _cause(c.op_name)] += c.times

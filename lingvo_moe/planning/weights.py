@@ -1,11 +1,10 @@
 """The cost of weights for a device: bytes at rest and in use, gradients and their sums."""
 
 import collections
-import dataclasses
 import math
 from collections.abc import Iterator
 
-from lingvo_moe.planning.share import Communication
+from lingvo_moe.planning.flow import Communication
 from lingvo_moe.sbp.types import B, Mesh, NdSbp, Rules, Split, axes_of, axes_with, type_of
 
 FLOAT32 = 4
@@ -13,18 +12,21 @@ FLOAT32 = 4
 Specs = collections.Counter  # (dims, shape) -> number of weights
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightCosts:
-    """The cost of weights on a mesh."""
+    """The cost of weights on a mesh.
 
-    mesh: Mesh  # the devices
-    # letter of a dimension, such as "E" -> the mesh axes that split it, while computing
-    rules: Rules
-    stored: Rules  # the same for weights and optimizer slots at rest, between steps
-    item: int  # bytes of an element of a weight in use
-    wire: int  # bytes of an element that is sent
-    micro_batches: int  # their number
-    late: bool  # whether gradients are summed over devices once, after the last micro-batch
+    Attributes:
+        blocks: the ModelBlocks.
+        mesh: the devices.
+        rules, stored: while computing, and for weights and slots at rest, between steps.
+        item, wire: bytes of an element of a weight in use, and of one that is sent.
+        late: whether gradients are summed over devices once, after the last micro-batch.
+    """
+
+    def __init__(self, blocks, mesh: Mesh, rules: Rules, stored: Rules, late: bool):
+        self.blocks, self.mesh, self.rules, self.stored = blocks, mesh, rules, stored
+        self.wire, self.item = blocks.wire, blocks.item
+        self.late = late and blocks.micro_batches > 1
 
     def at_rest(self, specs: Specs) -> float:
         """Bytes of weights or slots between steps."""
@@ -47,7 +49,7 @@ class WeightCosts:
 
     def of_gradients(self, weights: Specs) -> float:
         """Gradients of a micro-batch in the compute dtype, and their sum in float32."""
-        many = self.micro_batches > 1
+        many = self.blocks.micro_batches > 1
         where = self.rules if many and self.late else self.stored
         one = sum(
             count * self._typed(dims) * math.prod(shape) / self._pieces(dims, shape, where)
@@ -75,7 +77,7 @@ class WeightCosts:
             for axes, size in self._gathers(dims, shape):
                 gathered[axes] += count * size
         for kind, times, sizes in (
-            ("all-reduce", 1 if self.late else self.micro_batches, summed),
+            ("all-reduce", 1 if self.late else self.blocks.micro_batches, summed),
             ("all-gather", 1, gathered),
         ):
             for axes, size in sizes.items():

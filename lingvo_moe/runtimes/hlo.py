@@ -42,23 +42,16 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective instruction of a compiled program.
+    """One collective instruction of a compiled program."""
 
-    Attributes:
-        kind: one of KINDS.
-        bytes: the larger of a device's operand and result: for an all-gather the whole gathered
-            array, for an all-to-all the device's piece.
-        groups: the numbers of the partitions that communicate; the pairs (source, target) of a
-            collective-permute; () for all.
-        op_name: the operation of the model for which the partitioner inserted it.
-        times: number of executions in a run; more than 1 in loops of known length.
-    """
-
-    kind: str
+    kind: str  # one of KINDS
+    # the larger of a device's operand and result: for an all-gather the whole gathered array, for
+    # an all-to-all the device's piece
     bytes: int
+    # partitions that communicate; pairs (source, target) of a collective-permute; () for all
     groups: tuple[tuple[int, ...], ...]
-    op_name: str
-    times: int = 1
+    op_name: str  # the operation of the model for which the partitioner inserted it
+    times: int = 1  # number of executions in a run; more than 1 in loops of known length
 
 
 def collectives(text: str) -> list[Collective]:

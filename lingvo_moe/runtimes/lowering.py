@@ -29,33 +29,21 @@ _SENTENCES = {"source_ids", "lengths", "tasks"}
 
 
 class ArraySpec(NamedTuple):
-    """The specification of an array.
-
-    Attributes:
-        shape: its size in each dimension.
-        dtype: a numpy dtype or its name.
-        dims: one letter a dimension; rules give the mesh axes of each letter.
-    """
+    """The specification of an array."""
 
     shape: tuple[int, ...]
-    dtype: Any
-    dims: str
+    dtype: Any  # a numpy dtype or its name
+    dims: str  # one letter a dimension; rules give the mesh axes of each letter
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Devices in a mesh, and the sharding rules of arrays.
+    """Devices in a mesh, and the sharding rules of arrays."""
 
-    Attributes:
-        mesh: names and sizes of the axes.
-        sharding: the strategy.
-        devices: one for each position of the mesh, in row-major order; None for all devices in
-            JAX's order. For compiling, descriptions of devices are enough
-            (jax.experimental.topologies).
-    """
-
-    mesh: Mesh
+    mesh: Mesh  # names and sizes of the axes
     sharding: ShardingParams = ShardingParams()
+    # one for each position of the mesh, in row-major order; None for all devices in JAX's order.
+    # For compiling, descriptions of devices are enough (jax.experimental.topologies).
     devices: Sequence[Any] | None = None
 
     @property

@@ -58,7 +58,8 @@ def annotate(tensor: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     if (here := _active.get()) is None:
         return tensor
     mesh, *rules = here
-    return tile(tensor, type_of(dims, tuple(tensor.shape), mesh, rules[at_rest]), mesh)
+    sbp = type_of(dims, tuple(tensor.shape), mesh, rules[at_rest])
+    return attach(tensor, tile_sharding(len(dims), sbp, mesh))
 
 
 def rest_differs(dims: str | None = None) -> bool:
@@ -86,20 +87,6 @@ def num_pieces(letter: str) -> int:
     return mesh.size(axes_of(letter, rules))
 
 
-def tile(tensor: tf.Tensor, sbp: NdSbp, mesh: Mesh, summands: int | None = None) -> tf.Tensor:
-    """The tensor, annotated with its type.
-
-    Args:
-        tensor: any rank.
-        sbp: its type, P only with `summands`.
-        mesh: the devices.
-        summands: the index of a dimension for P: summand d belongs to device d. The dimensions of
-            S do not count it.
-    """
-    rank = tensor.shape.rank - (summands is not None)
-    return attach(tensor, tile_sharding(rank, sbp, mesh, summands))
-
-
 def attach(tensor: tf.Tensor, sharding: xla_sharding.Sharding) -> tf.Tensor:
     """The tensor with this annotation, which its gradient gets too.
 
@@ -114,7 +101,14 @@ def attach(tensor: tf.Tensor, sharding: xla_sharding.Sharding) -> tf.Tensor:
 def tile_sharding(
     rank: int, sbp: NdSbp, mesh: Mesh, summands: int | None = None
 ) -> xla_sharding.Sharding:
-    """XLA's description of a type; see `tile`."""
+    """XLA's description of the type of a tensor.
+
+    Args:
+        rank: the number of dimensions.
+        sbp: the type, P only with `summands`.
+        mesh: the devices.
+        summands: the index of one more dimension, for P: summand d belongs to device d.
+    """
     axes = cuts(rank, sbp, mesh)
     if summands is not None:
         axes.insert(summands, axes_with(P, sbp, mesh))

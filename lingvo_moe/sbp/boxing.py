@@ -25,23 +25,15 @@ from lingvo_moe.sbp.types import B, Mesh, NdSbp, P, Sbp, Split, cuts, piece_shap
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One collective or one local operation.
+    """One collective or one local operation."""
 
-    Attributes:
-        axes: the axes of the mesh along which devices communicate, in the mesh's order.
-        source, target: the types before and after, on all axes.
-        kind: "all-gather", "all-to-all", "all-reduce", "reduce-scatter", or "" for a local one.
-        bytes: of the collective as `hlo.Collective.bytes` counts: a device's piece for an
-            all-to-all, else the whole array of a group.
-        received: the least number of bytes that each device receives.
-    """
-
-    axes: tuple[str, ...]
-    source: NdSbp
+    axes: tuple[str, ...]  # along which devices communicate, in the mesh's order
+    source: NdSbp  # on all axes
     target: NdSbp
-    kind: str
+    kind: str  # "all-gather", "all-to-all", "all-reduce", "reduce-scatter"; "" for a local one
+    # as `hlo.Collective.bytes`: a device's piece for an all-to-all, else a group's whole array
     bytes: int
-    received: fractions.Fraction
+    received: fractions.Fraction  # the least number of bytes that each device receives
 
     def __str__(self):
         how = (
@@ -69,16 +61,8 @@ def plan(
 ) -> tuple[Step, ...]:
     """The steps with the fewest bytes received by a device, and among these the fewest steps.
 
-    Dijkstra's algorithm over all types of the tensor.
-
-    Args:
-        source, target: the types before and after.
-        shape: of the whole tensor.
-        element_bytes: of one element.
-        mesh: the devices.
-
-    Raises:
-        ValueError: source or target do not fit the mesh or cut the shape into unequal pieces.
+    Dijkstra's algorithm over all types of a tensor of this whole shape. Raises ValueError: source
+    or target do not fit the mesh or cut the shape into unequal pieces.
     """
     for sbp in (source, target):
         piece_shape(shape, sbp, mesh)

@@ -1,9 +1,9 @@
-"""Weights with a copy for each device, so that their gradients are summed over devices later.
+"""Late sums: the gradient of a weight has the type P until the last micro-batch.
 
 Devices with different rows hold copies of a weight, and its gradient is a sum over these devices.
-XLA computes this sum together with the gradient: with micro-batches, once for each of them. To
-compute it once, the weight gets one more dimension: device d uses copy d, and the gradient of copy
-d is the summand of device d (the type P of SBP). Summands are added over micro-batches; devices
+XLA has no type P: it computes this sum together with the gradient, once for each micro-batch. To
+compute it once, a weight whose gradient is P gets one more dimension: device d uses copy d, and the
+gradient of copy d is the summand of device d. Summands are added over micro-batches; devices
 communicate only when `sum_copies` sums the copies.
 
 A weight may lie in one way at rest, between steps, and in another way in use, in a step. Layers
@@ -16,10 +16,9 @@ D copies, B rows; the rows of a device are contiguous.
 import tensorflow as tf
 
 from lingvo_moe.nn.gradients import custom_gradient
-from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.zeros import runtime_zeros
-from lingvo_moe.sbp.annotations import active, annotate, rest_differs, tile
+from lingvo_moe.sbp.annotations import active, annotate, attach, rest_differs, tile_sharding
 from lingvo_moe.sbp.types import B, NdSbp, P, axes_of, axes_with, type_of
 
 _COPY = "Z"  # a letter for D that is in no equation
@@ -33,7 +32,9 @@ def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
     """
 
     def copied(weight, spec):
-        size = _num_copies(spec)
+        if (here := active()) is None:
+            return weight
+        size = here[0].size(axes_with(P, _of_gradient(spec.dims, spec.shape, *here), here[0]))
         if size == 1:
             return weight
         place = _place(spec.dims)
@@ -44,12 +45,8 @@ def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
-    """The gradients of weights, in the shapes of the WeightSpecs: one AllReduce for each weight.
-
-    Args:
-        grads: gradients of the result of `expand_copies`.
-        weights: the WeightSpecs of theta.
-    """
+    """The gradients of the result of `expand_copies`, in the shapes of the WeightSpecs: from P to
+    the type of the weight in use, by one AllReduce for each."""
 
     def of_weight(grad, spec):
         if grad.shape.rank == len(spec.dims):
@@ -67,7 +64,8 @@ def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.T
         return annotate(weight, dims, at_rest)
     place = _place(dims)
     shape = (*weight.shape[:place], *weight.shape[place + 1 :])
-    return tile(weight, _of_gradient(dims, shape, *here), here[0], place)
+    sbp = _of_gradient(dims, shape, *here)
+    return attach(weight, tile_sharding(len(dims), sbp, here[0], place))
 
 
 def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
@@ -212,13 +210,6 @@ def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
 def merge_rows(by_copy: tf.Tensor) -> tf.Tensor:
     """[D, B / D, …] as [B, …]: the inverse of `split_rows` for a weight with copies."""
     return tf.reshape(by_copy, [-1, *by_copy.shape[2:]])
-
-
-def _num_copies(spec: WeightSpec) -> int:
-    """D of a weight; 1 if devices hold no copies."""
-    if (here := active()) is None:
-        return 1
-    return here[0].size(axes_with(P, _of_gradient(spec.dims, spec.shape, *here), here[0]))
 
 
 def _of_gradient(dims, shape, mesh, rules) -> NdSbp:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.sbp import boxing
-from lingvo_moe.sbp.signatures import Lettered, Linear, Operator, Reshape, on_mesh
+from lingvo_moe.sbp.signatures import Lettered, Operator, Reshape, on_mesh
 from lingvo_moe.sbp.types import Mesh, NdSbp, P, every, parse
 
 _ELEMENT_BYTES = 4  # float32
@@ -28,45 +28,28 @@ _ROUNDING = 1e-9
 _is_even = functools.cache(boxing.is_even)
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """The speed of a device, and of its links.
+class Device(NamedTuple):
+    """The speed of a device, and of its links."""
 
-    Attributes:
-        flops: floating point operations a second.
-        bandwidth: bytes a second that it receives.
-    """
-
-    flops: float = 1e14
-    bandwidth: float = 1e11
+    flops: float = 1e14  # a second
+    bandwidth: float = 1e11  # bytes a second that it receives
 
 
 _DEVICE = Device()
 
 
 class Node(NamedTuple):
-    """An input, an operator, or an output.
+    """An input, an operator, or an output."""
 
-    Attributes:
-        name: of its result.
-        shape: of its result.
-        operator: None for an input.
-        operands: names.
-        compute: the pieces of the operands -> the piece of the result; None for a reshape.
-        flops: of the whole operator.
-        types: of an input or an output: its type, or the name of an input that has the same type;
-            None for any but P.
-        is_output: whether it is a result of the graph.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    operator: Operator | None = None
-    operands: tuple[str, ...] = ()
-    compute: Callable | None = None
-    flops: float = 0.0
+    name: str  # of its result
+    shape: tuple[int, ...]  # of its result
+    operator: Operator | None = None  # None for an input
+    operands: tuple[str, ...] = ()  # names
+    compute: Callable | None = None  # pieces of operands -> piece of the result; not of a reshape
+    flops: float = 0.0  # of the whole operator
+    # of an input or an output: its type, or the name of an input of this type; None for any but P
     types: NdSbp | str | None = None
-    is_output: bool = False
+    is_output: bool = False  # whether it is a result of the graph
 
 
 class Graph:
@@ -74,22 +57,15 @@ class Graph:
 
     Attributes:
         nodes: name -> Node.
-        outputs: names.
     """
 
     def __init__(self):
         """An empty graph."""
         self.nodes: dict[str, Node] = {}
-        self.outputs: list[str] = []
 
     def input(self, name: str, shape: Sequence[int], sbp: str | None = None) -> str:
-        """Adds a tensor that is given, such as a weight; returns its name.
-
-        Args:
-            name: of the tensor.
-            shape: of the whole tensor.
-            sbp: how it is held, such as "S(0),B"; None to choose it.
-        """
+        """Adds a whole tensor that is given, such as a weight, of a type such as "S(0),B", or None
+        to choose it; returns its name."""
         return self._add(Node(name, tuple(shape), types=None if sbp is None else parse(sbp)))
 
     def einsum(self, equation: str, *operands: str) -> str:
@@ -103,13 +79,8 @@ class Graph:
         return self.apply(Lettered(equation), compute, *operands)
 
     def apply(self, operator: Lettered, compute: Callable, *operands: str) -> str:
-        """Adds any operator with letters, such as relu: Lettered("BH->BH", Linear.NOT).
-
-        Args:
-            operator: how its operands may be split.
-            compute: arrays -> array, in JAX; it works on pieces as on whole tensors.
-            *operands: names.
-        """
+        """Adds any operator with letters, such as relu: Lettered("BH->BH", Linear.NOT); returns its
+        name. `compute` takes and returns arrays in JAX, pieces or whole tensors."""
         terms, _, result = operator.equation.partition("->")
         shapes = (self.nodes[name].shape for name in operands)
         pairs = zip(terms.split(","), shapes, strict=True)
@@ -117,10 +88,6 @@ class Graph:
         flops = len(operands) * math.prod(sizes.values())
         shape = tuple(sizes[letter] for letter in result)
         return self._add(Node(self._name(), shape, operator, operands, compute, flops))
-
-    def add(self, equation: str, *operands: str) -> str:
-        """Adds a sum of tensors, with broadcasting: "BM,M->BM"; returns its name."""
-        return self.apply(Lettered(equation, Linear.TOGETHER), lambda x, y: x + y, *operands)
 
     def reshape(self, operand: str, shape: Sequence[int]) -> str:
         """Adds a row-major reshape; returns its name."""
@@ -133,9 +100,7 @@ class Graph:
         same = Lettered(f"{letters}->{letters}")
         types = like if sbp is None else parse(sbp)
         shape = self.nodes[operand].shape
-        node = Node(self._name(), shape, same, (operand,), _itself, 0.0, types, True)
-        self.outputs.append(node.name)
-        return self._add(node)
+        return self._add(Node(self._name(), shape, same, (operand,), _itself, 0.0, types, True))
 
     def _name(self):
         return f"v{len(self.nodes)}"
@@ -152,18 +117,12 @@ def _itself(piece):
 
 
 class Move(NamedTuple):
-    """The boxing of an operand.
+    """The boxing of an operand."""
 
-    Attributes:
-        operand: its name.
-        source, target: its types.
-        steps: from one to the other.
-    """
-
-    operand: str
+    operand: str  # its name
     source: NdSbp
     target: NdSbp
-    steps: tuple[boxing.Step, ...]
+    steps: tuple[boxing.Step, ...]  # from one to the other
 
 
 class Choice(NamedTuple):
@@ -176,19 +135,12 @@ class Choice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A graph's types on a mesh.
-
-    Attributes:
-        mesh: the devices.
-        choices: of each node, in order.
-        seconds: predicted, of computing and communication, one after the other.
-        exact: True if no plan is cheaper; False if it is not known, because states were dropped.
-    """
+    """A graph's types on a mesh."""
 
     mesh: Mesh
-    choices: tuple[Choice, ...]
-    seconds: float
-    exact: bool
+    choices: tuple[Choice, ...]  # of each node, in order
+    seconds: float  # predicted, of computing and communication, one after the other
+    exact: bool  # whether it is known that no plan is cheaper: no states were dropped
 
     @property
     def types(self) -> dict[str, NdSbp]:
@@ -228,16 +180,8 @@ def search(graph: Graph, mesh: Mesh, device: Device = _DEVICE, width: int = 5000
     A state: the types that are there of each tensor that is still needed. A chain or a tree has
     few states. Other graphs may have many: a first search that keeps few states gives a bound, and
     a state that cannot come below it is left out. If there are still more than `width`, only the
-    cheapest are kept, and the plan is perhaps not the best.
-
-    Args:
-        graph: with its outputs.
-        mesh: the devices.
-        device: its speed.
-        width: how many states are kept.
-
-    Raises:
-        ValueError: a tensor has no type that divides it into equal pieces.
+    cheapest are kept, and the plan is perhaps not the best. Raises ValueError: a tensor has no type
+    that divides it into equal pieces.
     """
     first = _search(graph, mesh, device, min(width, _FEW), math.inf)
     return first if first.exact else _search(graph, mesh, device, width, first.seconds)

@@ -19,12 +19,7 @@ from lingvo_moe.sbp.types import B, Mesh, P, Split, cuts, piece_shape
 
 
 def run(plan: Plan, given: Mapping[str, Any]) -> list[jax.Array]:
-    """The outputs of a graph, in the order in which they were added.
-
-    Args:
-        plan: of `graph.search`.
-        given: name -> array, of all inputs.
-    """
+    """The outputs of a graph in their order; `given` has an array for each input's name."""
     return program(plan)(*(given[name] for name in _inputs(plan)))
 
 

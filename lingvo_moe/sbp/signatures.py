@@ -29,9 +29,6 @@ class Signature(NamedTuple):
     operands: tuple[Sbp, ...]
     result: Sbp
 
-    def __str__(self):
-        return f"{', '.join(map(str, self.operands))} → {self.result}"
-
 
 class Operator(abc.ABC):
     """An operator of the algebra: a rule for its signatures."""
@@ -127,16 +124,11 @@ class Reshape(Operator):
 
 
 class NdSignature(NamedTuple):
-    """For all axes of a mesh.
-
-    Attributes:
-        operands, result: their types.
-        share: the number of pieces of the work.
-    """
+    """For all axes of a mesh."""
 
     operands: tuple[NdSbp, ...]
     result: NdSbp
-    share: int
+    share: int  # the number of pieces of the work
 
 
 @functools.cache
