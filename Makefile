@@ -21,7 +21,7 @@ help:  ## list the targets
 
 $(VENV)/.ready: setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.ready  ## create .venv with the package and its dependencies
@@ -50,7 +50,7 @@ fast-tests:
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup  ## the slow tests
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[slow]'
+	$(BIN)/python -m pip install --quiet --editable '.[slow]'
 	$(BIN)/python -m pytest -m slow
 
 lint: setup  ## ruff: check and format; mypy: types

@@ -284,8 +284,7 @@ def test_evolve_checks_types_and_leaves_the_original():
         ("model.moe.num_expert", 4, "Did you mean 'num_experts'"),
         ("model.moe.num_experts", 0, "num_experts must be >= 1, got 0"),
     ):
-        owner = path.rpartition(".")[0]
-        with pytest.raises(ValueError, match=f"^{owner}: .*{message}"):
+        with pytest.raises(ValueError, match=message):
             lm.evolve(params, path, value)
     with pytest.raises(ValueError, match=r"^label_smoothing must be .*, got 2"):
         lm.evolve(params, "label_smoothing", 2.0)

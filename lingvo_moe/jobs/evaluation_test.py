@@ -167,7 +167,9 @@ def test_the_column_train_counts_what_the_model_was_trained_on(tmp_path, transla
     del translated[:]
     assert counts() == sizes
     assert translated == list(PAIRS)
-    assert f"{dataset().directory} only: Corpus mined: " in "".join(lines)
+    (told,) = (line for line in lines if "column" in line)
+    assert f"{dataset().directory} only: " in told
+    assert str(tmp_path / "mined") in told
 
 
 @pytest.mark.parametrize(
