@@ -263,6 +263,7 @@ def test_a_child_that_has_ended_is_no_error(monkeypatch):
     with child.start("a_module") as process:
         process.wait()
         child.send(process, "work")
+        assert process.stdin.closed  # leaving the block would send the rest, and fail
 
 
 def test_others_do_the_work_of_a_process_that_fails(tmp_path, monkeypatch):
