@@ -269,8 +269,12 @@ class Server:
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request):
-        del request
+        """Ready if each model translates a letter now, in its queue like any sentence."""
         self._refuse_if_draining()
+        for name, model in self._models.items():
+            source, to = model.direction
+            settings = _Settings("translate", to, source)
+            await self._until_disconnect(request, self._batchers[name].submit("a", [1], settings))
         return JSONResponse({"status": "ready"})
 
     async def _metrics(self, request):

@@ -277,6 +277,19 @@ def test_draining_does_not_wait_for_ever():
     run(test)
 
 
+def test_ready_if_every_model_translates():
+    async def test(client):
+        assert (await client.http.get("/ready")).status_code == 200
+        assert (first.batches, second.batches) == ([["a"]], [["a"]])
+        second.gate.clear()  # its thread hangs
+        assert (await client.http.get("/ready")).status_code == 504
+        first.languages = []  # its translation fails
+        assert (await client.http.get("/ready")).status_code == 422
+
+    first, second = Model(), Model()
+    run(test, models={"first": first, "second": second}, timeout=0.2)
+
+
 def test_metrics():
     async def test(client):
         await client.translate("abc", "de")

@@ -33,7 +33,7 @@ def load(
     else:
         loaded = Model(ModelDir.open(path).with_overrides(overrides), make_runtime)
     model = Served(loaded, limits)
-    source, _, target = model.pairs[0].rpartition("-") if model.pairs else [model.languages[0]] * 3
+    source, target = model.direction
     model.translate(["a"], target, source_language=source)  # the first call compiles
     return model
 

@@ -40,6 +40,7 @@ class Served:
 
     Attributes:
         languages, pairs, needs_source_language, max_pieces: as of the loaded model.
+        direction: (source language, target language) of its first pair.
         n_best: largest number of translations of a sentence.
         options: names of the options of a request.
         explains: whether it has `explain`.
@@ -49,6 +50,9 @@ class Served:
         """Keeps the model and the limits of requests."""
         self._loaded = loaded
         self.languages, self.pairs = loaded.languages, loaded.pairs
+        only = loaded.languages[0]
+        source, _, target = self.pairs[0].rpartition("-") if self.pairs else [only] * 3
+        self.direction = source, target
         self.needs_source_language = loaded.needs_source_language
         self.max_pieces, self.n_best = loaded.max_pieces, limits.n_best
         self.options = [name for name in loaded.options if name not in _NO_OPTIONS]

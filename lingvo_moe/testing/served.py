@@ -19,7 +19,7 @@ class Model:
 
     languages, pairs, needs_source_language = ["de", "en"], ("fr-en", "fr-de"), False
     n_best, max_pieces, options = 2, 8, ("n_best", "beam_size", "length_offset")
-    explains = False
+    explains, direction = False, ("fr", "en")
 
     def __init__(self):
         self.batches, self.gate = [], threading.Event()
