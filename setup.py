@@ -1,7 +1,15 @@
-"""Packaging of lingvo_moe: leaves the tests out of the wheel. The rest is in pyproject.toml."""
+"""Packaging: no tests in the wheel, no links into the repository on the page of an index.
+
+The rest is in pyproject.toml.
+"""
+
+import re
+from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
+
+_INTO_THE_REPOSITORY = r"\]\((?!https?:)[^)]*\)"
 
 
 class _WithoutTests(build_py):
@@ -12,4 +20,15 @@ class _WithoutTests(build_py):
         return [one for one in modules if not one[1].endswith("_test") and one[1] != "conftest"]
 
 
-setup(cmdclass={"build_py": _WithoutTests})
+def _readme():
+    """README with the text of its links alone, and without its pictures and their captions."""
+    text = Path(__file__).with_name("README.md").read_text()
+    text = re.sub(rf"!\[[^]]*{_INTO_THE_REPOSITORY}\n\n\*[^*]*\*\n\n", "", text)
+    return re.sub(rf"\[([^]]*){_INTO_THE_REPOSITORY}", r"\1", text)
+
+
+setup(
+    cmdclass={"build_py": _WithoutTests},
+    long_description=_readme(),
+    long_description_content_type="text/markdown",
+)

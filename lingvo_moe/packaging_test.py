@@ -44,6 +44,12 @@ def test_every_tool_has_a_script():
     }
 
 
+def test_the_page_of_an_index_has_no_links_into_the_repository():
+    page = importlib.metadata.metadata("lingvo-moe").get_payload()
+    assert page.startswith("# lingvo_moe")
+    assert set(re.findall(r"\]\((\w+:|)", page)) == {"https:"}
+
+
 def _names(requirements):
     """The names of required distributions."""
     return {re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for text in requirements}
