@@ -19,9 +19,12 @@ SHELL := /bin/bash
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
+# uv takes a quarter of pip's time. Where it finds no packages (it does not read pip.conf), pip does.
 $(VENV)/.ready: setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet uv || true
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[dev]' \
+	  || $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.ready  ## create .venv with the package and its dependencies
