@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from published_moe import Published
 from training_step import seconds_in_turn
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
@@ -38,6 +37,7 @@ from lingvo_moe.nn.layer import Context, init_theta
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.testing.peak import flops, products
+from lingvo_moe.testing.published_moe import Published
 from lingvo_moe.testing.tokens import tokens_of
 
 TOKENS, MODEL, HIDDEN = 256, 256, 1024

@@ -5,10 +5,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.flexmoe.vexperts import VExperts
-from lingvo_moe.moe.dispatch import Gather
+from lingvo_moe.moe.dispatch import Einsum, Gather
 from lingvo_moe.moe.gatings.top_2 import Top2
 from lingvo_moe.moe.layer import MoE, MoEParams
 from lingvo_moe.nn.layer import EVALUATION, Context, count_weights, init_theta
+from lingvo_moe.testing.published_moe import Published
 from lingvo_moe.testing.tokens import tokens_of
 
 MODEL, HIDDEN, EXPERTS = 8, 12, 4
@@ -28,6 +29,23 @@ def layer(params=UNLIMITED, **changes):
 def random_inputs(*shape, seed=0):
     inputs = np.random.default_rng(seed).normal(size=[*shape, MODEL])
     return tf.constant(inputs, tf.float32), tf.ones(shape, tf.bool)
+
+
+@pytest.mark.parametrize("dispatch", [Einsum, Gather])
+def test_equals_the_published_algorithms_where_queues_overflow(dispatch):
+    ours = layer(training=dispatch(capacity_factor=1.0, groups=2))
+    theta = init_theta(ours.weights(), 0)
+    inputs, mask = random_inputs(2, 8)
+    found = []
+    for moe in (ours, Published(EXPERTS, capacity=2)):
+        with tf.GradientTape() as tape:
+            tape.watch([inputs, theta])
+            output = moe.fprop(theta, inputs, tokens_of(mask), TRAINING)
+            objective = tf.reduce_sum(output.outputs**2) + output.loss
+        gradients = tape.gradient(objective, [inputs, theta])
+        found.append(tf.nest.flatten([output.outputs, output.loss, gradients]))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_dropped_tokens_and_padding_give_zero():

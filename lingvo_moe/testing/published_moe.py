@@ -1,4 +1,4 @@
-"""GShard's MoE layer as published, as a baseline for faster ones.
+"""GShard's MoE layer as published: the twin in tests and the baseline in benchmarks.
 
 G groups, S tokens per group, E experts, C capacity, M model, H hidden.
 """
