@@ -78,6 +78,7 @@ def test_so_do_other_gatings_routers_and_dispatchers(overrides, tmp_path):
     assert_trains_as_here(tmp_path / "export", params(*overrides))
 
 
+@pytest.mark.slow
 def test_flops_by_hand(exported):
     """Three passes: 2 matrices of 2·M·H = 2·16·32 operations a slot, 2 layers of E·C slots.
 

@@ -59,9 +59,8 @@ def on_eight_devices():
     return run_on(8, __file__)
 
 
-@pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=str)
-def test_forward_has_two_all_to_alls_and_nothing_else(dispatcher):
-    assert on_eight_devices()[f"{dispatcher}"]["forward"] == {"all-to-all": 2}
+def test_forward_has_two_all_to_alls_and_nothing_else():
+    assert on_eight_devices()["forward"] == {"all-to-all": 2}
 
 
 @pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=str)
@@ -120,12 +119,11 @@ def main():
     def compiled(function, results, dispatcher, mesh):
         return on_mesh.compile(functools.partial(function, dispatcher), results, mesh)
 
-    report = {}
+    forward_only = compiled(forward, ["outputs"], Gather(), MESHES[0])
+    report = {"forward": count(collectives(forward_only.as_text()))}
     for dispatcher in DISPATCHERS:
         programs = [compiled(gradients, on_mesh.gradients, dispatcher, mesh) for mesh in MESHES]
-        forward_only = compiled(forward, ["outputs"], dispatcher, MESHES[0])
         report[str(dispatcher)] = {
-            "forward": count(collectives(forward_only.as_text())),
             "backward": count(collectives(programs[0].as_text())),
             "results": [on_mesh.run(program) for program in programs],
         }

@@ -77,7 +77,8 @@ SENT = {
 @pytest.mark.parametrize(("dispatcher", "each"), [("Einsum", 4), ("Gather", 2)])
 def test_a_step_annotates_only_what_is_dispatched(dispatcher, each):
     """The rows before and after the AllToAlls of two MoE layers, and their gradients."""
-    task = make_task([f"model.moe.training={dispatcher}(groups=8)"])
+    without_dropout = "model.dropout_rate=0.0"  # half of the operations
+    task = make_task([f"model.moe.training={dispatcher}(groups=8)", without_dropout])
     step, weights = train_step(task), task.weights()
 
     def run(batch):

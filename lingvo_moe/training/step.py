@@ -129,7 +129,9 @@ class TrainStep:
         seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
         weights = self.task.weights()
         theta, fixed = self.optimizer.split(state.theta, weights)
-        sums = self._gradients(theta, fixed, batch, seed)
+        gradients = self._micro_batch if self.micro_batches == 1 else self._micro_batches
+        denominator = self.task.num_targets(batch)
+        sums = gradients(theta, fixed, batch, denominator, seed)
         metrics = NestedMap(sums.metrics)
         grads = sum_replicas(sums.grads, fixed, weights)
         grads, metrics.grad_norm = clip_by_global_norm(
@@ -151,12 +153,9 @@ class TrainStep:
             done, step = finite & fits, state.step + tf.cast(fits, tf.int64)
         return choose(done, new, state)._replace(step=step), metrics
 
-    def _gradients(self, theta, fixed, batch, seed):
+    def _micro_batches(self, theta, fixed, batch, denominator, seed):
         weights = self.task.weights()
         specs, _ = self.optimizer.split(weights, weights)
-        denominator = self.task.num_targets(batch)
-        if self.micro_batches == 1:
-            return self._micro_batch(theta, fixed, batch, denominator, seed, 0)
         # Before the loop, so that weights that are split at rest are gathered once.
         theta, fixed = (
             tree.map(lambda weight, spec: copies.annotate_weight(weight, spec.dims), weights)
@@ -199,7 +198,7 @@ class TrainStep:
         """
         return tf.reshape(rows, [-1, self.micro_batches, *rows.shape[1:]])
 
-    def _micro_batch(self, theta, fixed, batch, denominator, seed, i):
+    def _micro_batch(self, theta, fixed, batch, denominator, seed, i=0):
         context = Context(fold_in(seed, i))
         with tf.GradientTape() as tape:
             theta.map(tape.watch)
