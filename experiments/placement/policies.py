@@ -178,17 +178,14 @@ class Shadowing(_Static):
     def step(self, cost, state, loads):
         flow, counts = _to_homes(loads, state), _home_counts(state)
         local = _to_homes(loads, np.broadcast_to(np.arange(len(loads))[:, None], loads.shape))
-        everywhere = np.ones_like(counts)
-        now = cost.of_flow(flow, counts).total
-        shadowed = cost.of_flow(local, everywhere).total
-        best = now.sum(axis=0).max()
-        order = np.argsort(-loads.sum(axis=0), kind="stable")
-        changed = np.cumsum((shadowed - now)[order], axis=0) + now.sum(axis=0)  # [E, H]
-        seconds = changed.max(axis=1)  # [E], with the first, the first two, …
-        if seconds.min() < best:
-            hot = order[: int(seconds.argmin()) + 1]
-            flow[hot], counts[hot] = local[hot], everywhere[hot]
-        return state, Outcome(flow, counts, int(loads.sum()))
+        best, tried = Outcome(flow, counts, int(loads.sum())), (flow.copy(), counts.copy())
+        least = cost.of_flow(flow, counts).total.max()
+        for hot in np.argsort(-loads.sum(axis=0), kind="stable"):
+            tried[0][hot], tried[1][hot] = local[hot], 1
+            if (seconds := cost.of_flow(*tried).total.max()) < least:
+                least = seconds
+                best = best._replace(flow=tried[0].copy(), counts=tried[1].copy())
+        return state, best
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -96,9 +96,9 @@ def replay_trace(trace: Trace, policy: Policy, cost: CostModel, slots: int) -> R
         for step, loads in enumerate(trace.of_layer(layer)):
             states[layer], outcome = policy.step(cost, states[layer], loads)
             seconds = cost.of_flow(outcome.flow, outcome.counts)
-            busiest = int(seconds.total.sum(axis=0).argmax())
+            busiest = int(seconds.total.argmax())
             rows = outcome.flow.sum(axis=(0, 1))
-            parts[step, layer] = [part[:, busiest].sum() for part in seconds]
+            parts[step, layer] = [part[busiest] for part in seconds]
             values = (
                 outcome.adjustment_seconds,
                 outcome.moves,

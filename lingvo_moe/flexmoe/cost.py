@@ -6,28 +6,33 @@ e on device g, the time of a step is that of the busiest device,
     T = max_g Σ_{e on g} ( F + I / TPS  +  4 Σ_{g'} (from g') · token bytes / Bw[g', g]
                            +  gradient bytes / BPS(all devices), if several devices hold e )
 
-and the copy of a replica takes its bytes of weights and optimizer state / Bw. F is not in the
-paper: it is the time to read an expert's weights and write their gradients, with few tokens too.
-The paper sums gradients over the devices that hold e. A compiled program has the same groups in
-each step, so all devices take part in each sum (training.replicas), and all have its time.
+F is not in the paper: it is the time to read an expert's weights and write their gradients, with
+few tokens too. A compiled program differs from the paper (cost_on_mesh_test.py): groups of
+devices are the same in each step, so all take part in the sum of an expert's gradients, and in a
+sum that copies a replica (training.replicas). Each pair of devices has a buffer as large as the
+busiest pair needs. `expected`, by which the policy maker searches, has the pairs' own tokens;
+`of_flow` has the buffers.
 
 D devices (as sources), H the same as targets, E experts; "..." any leading dimensions.
 """
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.flexmoe.placement import Placement, relocation
+from lingvo_moe.flexmoe.placement import EMPTY, Placement
 from lingvo_moe.hardware.links import Switched
 
 _EXCHANGES = 4  # dispatch and combine, forwards and backwards
+_RUNG = 1.25  # steps of sizes of the buffers between devices
+_EPSILON = 1e-9
 
 
 class Seconds(NamedTuple):
-    """Time of experts on devices, each [..., D]."""
+    """Time of devices, each [..., D]."""
 
     compute: np.ndarray
     exchange: np.ndarray
@@ -96,19 +101,22 @@ class CostModel:
         )
 
     def of_flow(self, flow: np.ndarray, counts: np.ndarray) -> Seconds:
-        """Seconds of tokens that are sent as in `flow`.
+        """Seconds of tokens that are sent as in `flow`, of all experts together.
 
         Args:
             flow: [E, D, H] tokens from source to target.
             counts: [E, H], the slots of each expert on each device.
 
         Returns:
-            [E, H] each.
+            [H] each.
         """
+        rows, pairs = flow.sum(axis=(0, 1)), flow.sum(axis=0)
+        held = self.expert_seconds * np.count_nonzero(counts, axis=0)
+        received = _buffer(pairs) * self._per_byte.sum(axis=0)
         return Seconds(
-            self.expert_seconds * (counts > 0) + flow.sum(axis=1) / self.tokens_per_second,
-            _EXCHANGES * self.token_bytes * np.einsum("edh,dh->eh", flow, self._per_byte),
-            self.sync_seconds(counts),
+            held + rows / self.tokens_per_second,
+            _EXCHANGES * self.token_bytes * received,
+            self.sync_seconds(counts).sum(axis=0),
         )
 
     def exchange_seconds_per_token(self) -> float:
@@ -124,23 +132,31 @@ class CostModel:
 
     def all_reduce_seconds(self, devices: int) -> float:
         """Seconds to sum an expert's gradients over the first devices."""
+        return self._sum_seconds(self.gradient_bytes, devices)
+
+    def _sum_seconds(self, size: float, devices: int) -> float:
         nodes = np.unique(self.wires.nodes(devices)).size
-        group = np.array(devices / nodes), np.array(nodes)
-        return float(self.wires.sum_seconds(self.gradient_bytes, *group))
+        return float(self.wires.sum_seconds(size, np.array(devices / nodes), np.array(nodes)))
 
     def adjustment_seconds(self, before: Placement, after: Placement) -> float:
-        """Seconds of the copies from one placement to another.
+        """Seconds of the copies from one placement to another, one after the other.
 
-        Devices work in parallel, and send and receive at the same time, one copy after another. The
-        busiest device determines the time. Copies within a device are free.
+        Each is a sum of one expert's state over all devices, to which its source alone adds.
         """
-        if before == after:
-            return 0.0
-        source = relocation(before, after, self.bandwidth) // before.slots_per_device  # [D, K]
-        target = np.broadcast_to(np.arange(self.num_devices)[:, None], source.shape)
-        copied = self.state_bytes * self._per_byte[source, target]
-        sends = np.bincount(source.ravel(), copied.ravel(), minlength=self.num_devices)
-        return float(max(sends.max(), copied.sum(axis=1).max()))
+        copies = np.count_nonzero((before.slots != after.slots) & (after.slots != EMPTY))
+        return copies * self._sum_seconds(self.state_bytes, self.num_devices)
+
+
+def _buffer(pairs: np.ndarray) -> int:
+    """Rows of the buffer of each pair of devices that exchange tokens [D, H]: the lowest rung (see
+    Laddered) with room for the busiest pair, and in a device's buffers for the busiest device."""
+    devices, size = len(pairs), int(pairs.sum(axis=1).max())
+    sent = int((pairs * ~np.eye(devices, dtype=bool)).max())
+    if not sent:
+        return 0
+    needed = max(sent * devices, int(pairs.sum(axis=0).max())) / size  # times the load at balance
+    rung = max(0, math.ceil(math.log(needed, _RUNG) - _EPSILON))
+    return min(size, math.ceil(_RUNG**rung * size / devices))
 
 
 def balance_ratio(device_tokens: np.ndarray) -> float:

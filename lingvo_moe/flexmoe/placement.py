@@ -146,28 +146,16 @@ class Migrate(Move):
         return placement.replace({self.first: held[1], self.second: held[0]})
 
 
-def relocation(before: Placement, after: Placement, bandwidth: np.ndarray) -> np.ndarray:
+def relocation(before: Placement, after: Placement) -> np.ndarray:
     """The source slot of each slot's weights and optimizer state: many moves as one gather.
 
-    A slot that keeps its expert is its own source. Any other slot copies from the old replica with
-    the fastest link; of equal links from the device that has sent least, then from the lowest slot.
-
-    Args:
-        before: the placement whose slots are read.
-        after: the new placement.
-        bandwidth: [D, D] bytes/s from device (row) to device (column); the diagonal is infinite.
+    A slot that keeps its expert, or is empty, is its own source. Any other slot copies from the
+    first slot that held its expert before.
 
     Returns:
-        int32 [D, K], numbers of slots of `before`. An empty slot is its own source.
+        int32 [D, K], numbers of slots of `before`.
     """
-    per_device = before.slots_per_device
-    sources = np.arange(before.slots.size, dtype=np.int32)
-    sent = np.zeros(before.num_devices, np.int64)
-    changed = (before.slots != after.slots) & (after.slots != EMPTY)
-    for slot in np.flatnonzero(changed):
-        holders = np.flatnonzero(before.slots == after.slots.flat[slot])
-        devices, target = holders // per_device, slot // per_device
-        best = np.lexsort((holders, sent[devices], -bandwidth[devices, target]))[0]
-        sources[slot] = holders[best]
-        sent[devices[best]] += devices[best] != target
-    return sources.reshape(before.slots.shape)
+    sources = np.arange(before.slots.size, dtype=np.int32).reshape(before.slots.shape)
+    for slot in np.flatnonzero((before.slots != after.slots) & (after.slots != EMPTY)):
+        sources.flat[slot] = np.argmax(before.slots == after.slots.flat[slot])
+    return sources

@@ -14,6 +14,7 @@ from lingvo_moe.hardware.links import Switched, all_reduce_parts
 
 # For single experts and exchanges between pairs; Efficiency's defaults are for whole steps.
 EFFICIENCY = Efficiency(matmul=0.5, network=0.5)
+_PADDING = 64  # rows; the last block of 128 rows of an expert is half empty (see Dropless)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class ExpertShape(Params):
     Attributes:
         model_dim: of its input and output.
         hidden_dim: H, between its two matrices.
-        dtype: of activations, and of gradients as synchronised.
+        dtype: of activations; gradients are summed in float32.
         state_bytes: bytes of a weight and its optimizer slots; 12 for Adam in float32.
     """
 
@@ -54,14 +55,15 @@ def from_hardware(
     wires = dataclasses.replace(full, local=full.local * share, remote=full.remote * share)
     element = hardware.wire_bytes[expert.dtype]
     # A multiplication and an addition forwards, and twice as much backwards.
-    flops = 6 * expert.weights
+    speed = hardware.matmul[expert.dtype] * efficiency.matmul / (6 * expert.weights)
     return CostModel(
-        tokens_per_second=hardware.matmul[expert.dtype] * efficiency.matmul / flops,
+        tokens_per_second=speed,
         bandwidth=wires.bandwidth(devices),
         wires=wires,
         token_bytes=element * expert.model_dim,
-        gradient_bytes=element * expert.weights,
+        gradient_bytes=hardware.wire_bytes["float32"] * expert.weights,
         state_bytes=expert.state_bytes * expert.weights,
+        expert_seconds=_PADDING / speed,
     )
 
 

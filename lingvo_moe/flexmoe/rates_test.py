@@ -22,7 +22,7 @@ def test_a100_by_hand():
     assert cost.bandwidth[0, 7] == 150e9
     assert cost.bandwidth[0, 8] == 12.5e9
     assert np.isinf(cost.bandwidth[3, 3])
-    assert (cost.token_bytes, cost.gradient_bytes, cost.state_bytes) == (2e3, 16e6, 96e6)
+    assert (cost.token_bytes, cost.gradient_bytes, cost.state_bytes) == (2e3, 32e6, 96e6)
 
 
 def _wires(hardware):

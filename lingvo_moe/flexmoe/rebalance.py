@@ -114,7 +114,7 @@ class Rebalanced:
         seconds = 0.0
         if state.placement != before:
             start = time.monotonic()
-            source = relocation(before, state.placement, self._scheduler.maker.cost.bandwidth)
+            source = relocation(before, state.placement)
             self._runtime.relocate(table, source, state.placement.slots)
             seconds = time.monotonic() - start
         self._states[table] = state

@@ -25,7 +25,6 @@ from lingvo_moe.training.replicas import sum_replicas
 
 DEVICES, PER_DEVICE, GROUPS = 4, 3, 8
 SLOTS = VExperts(devices=DEVICES, slots_per_device=PER_DEVICE, factors=(0.5,))
-BANDWIDTH = np.full((DEVICES, DEVICES), 1.0)
 
 
 def layer(dispatcher, num_experts, groups):
@@ -121,7 +120,7 @@ def train_with_moves(runtime, seed):
                 placement = random_move(rng, placement).apply(placement)
             except ValueError:
                 continue
-        runtime.relocate("placement", relocation(before, placement, BANDWIDTH), placement.slots)
+        runtime.relocate("placement", relocation(before, placement), placement.slots)
     return {
         "seen": seen,
         "evaluated": float(runtime.evaluate(BATCHES[0]).nll),

@@ -133,8 +133,9 @@ class Local:
         self._laid_out = None
         names = tensors_to_move(table, *self._specs())
         for few in rounds(source, source.size):
-            for name in names:
-                variables[name].assign(move_rows(variables[name].value(), *few))
+            held = NestedMap.unflatten({name: variables[name].value() for name in names})
+            for name, value in move_rows(held, *few).flatten():
+                variables[name].assign(value)
         variables[f"theta/{table}"].assign(placement)
 
     def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:

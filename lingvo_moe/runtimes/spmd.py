@@ -137,7 +137,7 @@ class Spmd:
         moves = {name: ArraySpec((width,), np.dtype(np.int32), ".") for name in Round._fields}
 
         def run(held, moves):
-            return held.map(lambda tensor: move_rows(tensor, moves.targets, moves.sources))
+            return dict(move_rows(held, moves.targets, moves.sources).flatten())
 
         program = self._program(
             "relocate",

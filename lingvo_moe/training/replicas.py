@@ -232,7 +232,7 @@ def _first_slots(placement: np.ndarray, num_experts: int) -> np.ndarray:
 
 
 class Round(NamedTuple):
-    """Moves that are made together: int32 [N] each; a target of -1 is no move."""
+    """Moves that are made together: int32 [N] each; at the end -1 as target for no move."""
 
     targets: np.ndarray
     sources: np.ndarray
@@ -269,13 +269,29 @@ def rounds(source: np.ndarray, width: int) -> list[Round]:
     return result
 
 
-def move_rows(tensor: tf.Tensor, targets: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
-    """The contents of slots [P, …] after one Round."""
-    rows = tf.gather(tensor, sources)
-    hit = tf.range(tensor.shape[0])[:, None] == targets  # [P, N]
-    row = tf.argmax(tf.cast(hit, tf.int32), axis=1, output_type=tf.int32)
-    takes = tf.reshape(tf.reduce_any(hit, axis=1), [-1] + [1] * (tensor.shape.rank - 1))
-    return tf.where(takes, tf.gather(rows, row), tensor)
+def move_rows(held: NestedMap, targets: tf.Tensor, sources: tf.Tensor) -> NestedMap:
+    """The contents of slots [P, …] after one Round.
+
+    On a mesh each move sums one expert's contents over the devices; only its source has them.
+    """
+    names, tensors = zip(*held.flatten(), strict=True)
+
+    def fetch(i, rows):
+        return i + 1, tuple(
+            tf.tensor_scatter_nd_update(row, i[None, None], tf.gather(tensor, sources[i][None]))
+            for row, tensor in zip(rows, tensors, strict=True)
+        )
+
+    empty = tuple(tf.zeros([targets.shape[0], *t.shape[1:]], t.dtype) for t in tensors)
+    made = tf.reduce_sum(tf.cast(targets >= 0, tf.int32))  # they are first
+    _, rows = tf.while_loop(lambda i, _: i < made, fetch, (tf.constant(0), empty))
+    hit = tf.range(tensors[0].shape[0])[:, None] == targets  # [P, N]
+    row, takes = tf.argmax(tf.cast(hit, tf.int32), axis=1), tf.reduce_any(hit, axis=1)
+    moved = (
+        tf.where(_beside(takes, tensor), tf.gather(new, row), tensor)
+        for new, tensor in zip(rows, tensors, strict=True)
+    )
+    return NestedMap.unflatten(dict(zip(names, moved, strict=True)))
 
 
 def _places(weights: NestedMap) -> dict[str, str]:

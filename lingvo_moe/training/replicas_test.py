@@ -40,12 +40,12 @@ def test_every_slot_gets_the_sum_of_its_experts_and_an_empty_one_nothing():
 
 
 def apply(source, width):
-    held = tf.constant(np.arange(source.size, dtype=np.float32)[:, None])
+    held = NestedMap(w=tf.constant(np.arange(source.size, dtype=np.float32)[:, None]))
     made = rounds(source, width)
     for one in made:
         assert one.targets.shape == one.sources.shape == (width,)
         held = move_rows(held, *one)
-    return held.numpy()[:, 0], len(made)
+    return held.w.numpy()[:, 0], len(made)
 
 
 @pytest.mark.parametrize("seed", range(20))
