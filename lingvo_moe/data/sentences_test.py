@@ -20,6 +20,7 @@ from lingvo_moe.data.sentences import Part, join_parts, split_sentences, split_t
         ("en", "1. First. |2. Second. |See page 25."),
         ("en", "Yes. . . . |No."),
         ("en", "Foo.Bar is. |It."),
+        ("en", "It works. 12 345."),
         ("en", "one\u2028|two \u2029 |three\x85|four"),
         ("en", "." * 100_000),
         ("de", "Er kam am 3. Mai mit Dr. Ott, z.B. um 7. |Nr. 5 fehlt."),

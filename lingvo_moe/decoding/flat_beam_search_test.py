@@ -283,6 +283,9 @@ def test_samples_are_as_frequent_as_they_are_likely():
     # A alone has 2/3 of what can be drawn: enough for 0.6, not for 0.7.
     assert share_of_a(top_p=0.6) == 1.0
     assert share_of_a(top_p=0.7) < 0.8
+    # The other word has half of A's probability, with a temperature of 0.5 a quarter.
+    assert share_of_a(min_p=0.6) == share_of_a(min_p=0.3, temperature=0.5) == 1.0
+    assert share_of_a(min_p=0.4) < 0.8
 
 
 @pytest.mark.parametrize("length", [15, 20, 25, 30, 50, 85, 100])

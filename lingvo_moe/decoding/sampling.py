@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tensorflow as tf
 
-from lingvo_moe.config.fields import NonNegativeInt, Params, PositiveFloat, Rule
+from lingvo_moe.config.fields import NonNegativeInt, Params, PositiveFloat, Rule, Share
 from lingvo_moe.nn import random
 from lingvo_moe.nn.smart_cond import smart_cond
 
@@ -27,12 +27,15 @@ class Sampling(Params):
         top_k: number of best tokens to draw from; 0 for all.
         top_p: draws only from the smallest set of best tokens with at least this total probability
             (Holtzman et al. 2020, arXiv 1904.09751); 1 for all.
+        min_p: draws only tokens with at least this share of the best one's probability, measured
+            with the temperature (Nguyen et al. 2024, arXiv 2407.01082); 0 for all.
         seed: of the random numbers.
     """
 
     temperature: PositiveFloat = 1.0
     top_k: NonNegativeInt = 0
     top_p: _Mass = 1.0
+    min_p: Share = 0.0
     seed: int = 0
 
     def draw(self, logits: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -43,7 +46,7 @@ class Sampling(Params):
         uniform = random.uniform(tf.shape(logits)[1:], seed, low=1e-20)
         # The token with the largest logit plus Gumbel noise is a sample of the softmax.
         noise = -tf.math.log(-tf.math.log(uniform))
-        some = (self.top_k > 0) | (self.top_p < 1)
+        some = (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
         return smart_cond(
             some,
             lambda: self._of_likeliest(logits, noise),
@@ -51,7 +54,7 @@ class Sampling(Params):
         )
 
     def _of_likeliest(self, logits, noise):
-        """A token of those that top_k and top_p keep; by rank, so of equal ones the lowest."""
+        """A token of those that top_k, top_p and min_p keep; by rank, so of equal ones the lowest."""
         size = logits.shape[-1]
         count = tf.where(self.top_k > 0, tf.minimum(self.top_k, size), size)
         # XLA needs a static number; fewer are sorted faster.
@@ -59,6 +62,7 @@ class Sampling(Params):
         best, kept = tf.math.top_k(logits, sorts), tf.range(sorts) < count
         share = tf.nn.softmax(tf.where(kept, best.values, -math.inf))
         kept &= (tf.cumsum(share, axis=-1, exclusive=True) < self.top_p) | (self.top_p >= 1)
+        kept &= best.values - best.values[..., :1] >= tf.math.log(self.min_p)
         noise = tf.gather(tf.broadcast_to(noise, tf.shape(logits)), best.indices, batch_dims=2)
         place = tf.argmax(tf.where(kept, best.values + noise, -math.inf), -1, tf.int32)
         return tf.gather(best.indices, place, batch_dims=2)

@@ -114,7 +114,7 @@ SEARCH = {
     "target_prefix": "kara so ",
     "tokens": True,
 }
-SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "seed": 3}
+SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "seed": 3}
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,14 @@ def checked_numbers(options: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         (options[name] >= (OWN if name in FITTED else least)) & (options[name] <= most)
         for name, (least, most) in RANGES.items()
     ]
-    fits += [(options["top_p"] > 0) & (options["top_p"] <= 1)]
-    others = ("min_length", "no_repeat_ngram", "temperature", "top_k")
+    fits += [(options["top_p"] > 0) & (options["top_p"] <= 1), options["min_p"] <= 1]
+    others = ("min_length", "no_repeat_ngram", "temperature", "top_k", "min_p")
     fits += [options[name] >= 0 for name in others] + [options["temperature"] < math.inf]
     ranges = ", ".join(f"{name} {least} to {most}" for name, (least, most) in RANGES.items())
     return checked(
         dict(options),
         tf.reduce_all(fits),
-        f"An option is out of range. Allowed: {ranges}, 0 < top_p <= 1, other numbers >= 0 and "
+        f"An option is out of range. Allowed: {ranges}, 0 < top_p <= 1, min_p <= 1, other numbers >= 0 and "
         f"finite.",
     )
 
