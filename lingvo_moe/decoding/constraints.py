@@ -3,12 +3,18 @@
 B sentences, K hypotheses, T steps, V vocabulary, P length of a prefix.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from lingvo_moe.nn.smart_cond import smart_cond
 from lingvo_moe.nn.special_tokens import PAD
+
+if TYPE_CHECKING:
+    from lingvo_moe.decoding.request import Request
 
 
 def given(option: tf.Tensor | tuple | int) -> bool:
@@ -22,21 +28,10 @@ def forced(prefix: tf.Tensor | tuple[int, ...]) -> int | tf.Tensor:
     return tf.shape(prefix)[0] if given(prefix) else 0
 
 
-def allowed(
-    logits: tf.Tensor,
-    ids: tf.Tensor,
-    step: tf.Tensor,
-    prefix: tf.Tensor | tuple[int, ...],
-    no_repeat_ngram: int | tf.Tensor,
-) -> tf.Tensor:
+def allowed(logits: tf.Tensor, ids: tf.Tensor, step: tf.Tensor, request: Request) -> tf.Tensor:
     """The logits, float32 [B, K, V], -inf for tokens that must not follow the first `step` of ids,
-    int32 [B, K, T].
-
-    Args:
-        logits, ids, step: as above.
-        prefix: int32 [P], the first tokens; () for none.
-        no_repeat_ngram: n; no n tokens occur twice, but for those of the prefix. 0 for no limit.
-    """
+    int32 [B, K, T], by the request's prefix and `no_repeat_ngram`."""
+    prefix, no_repeat_ngram = request.prefix, request.params.no_repeat_ngram
     if given(no_repeat_ngram):
         free = logits
 

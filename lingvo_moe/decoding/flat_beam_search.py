@@ -243,8 +243,8 @@ def _advance(step_fn, request, step, rows):
     may_end = (step + 1 >= least) & _has_words(living.written["ids"], step, request)
     must_end = step + 1 >= rows.max_length
     may_end |= must_end[:, None]
-    ids, n = living.written["ids"], params.no_repeat_ngram
-    scored = living.log_probs, logits, allowed(logits, ids, step, request.prefix, n), may_end
+    permitted = allowed(logits, living.written["ids"], step, request)
+    scored = living.log_probs, logits, permitted, may_end
     continuations = smart_cond(
         request.samples,
         lambda: _draw(*scored, must_end[:, None], step, params),

@@ -41,8 +41,8 @@ def checked_numbers(options: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return checked(
         dict(options),
         tf.reduce_all(fits),
-        f"An option is out of range. Allowed: {ranges}, 0 < top_p <= 1, min_p <= 1, other numbers >= 0 and "
-        f"finite.",
+        f"An option is out of range. Allowed: {ranges}, 0 < top_p <= 1, min_p <= 1, other "
+        f"numbers >= 0 and finite.",
     )
 
 
