@@ -11,6 +11,7 @@ from absl import flags
 
 from experiments.placement.loads import SyntheticLoads, on_devices, scaled
 from experiments.placement.simulate import COMPARISONS, replay_trace, summarize_replay, table
+from experiments.tables import write_csv
 from lingvo_moe.flexmoe.rates import ExpertShape, from_hardware
 from lingvo_moe.flexmoe.traces import Trace
 from lingvo_moe.hardware.chips import NAMES, find_hardware
@@ -22,7 +23,8 @@ TABLE = (
     Flag("trace", str, None, "An .npz file of recorded expert loads."),
     Flag("synthetic", bool, False, "Generate loads: top 10 experts take 75 %, with drift."),
     Flag("compare", tuple(COMPARISONS), "policies",
-         "All policies, or triggers of the flexible one."),
+         "All policies; or triggers, or searches, of the flexible one."),
+    Flag("output", str, None, "A .csv file to write."),
     Flag("devices", int, None, "Number of devices; by default that of --trace, or 64."),
     Flag("choices", float, None, "With --trace: mean choices of a device, step and layer."),
     Flag("slots", int, 4, "Slots of a device; each holds one replica of an expert."),
@@ -51,13 +53,16 @@ def _trace() -> Trace:
 
 @common.tool(TABLE)
 def main() -> None:
-    """Prints the table."""
+    """Prints and writes the table."""
     trace, runs = _trace(), []
     cost = from_hardware(find_hardware(FLAGS.hardware), trace.num_devices, ExpertShape())
     for policy in COMPARISONS[FLAGS.compare]:
         runs.append(summarize_replay(replay_trace(trace, policy, cost, FLAGS.slots), FLAGS.skip))
         common.report(f"{runs[-1].policy}: {1e3 * runs[-1].step_seconds:.2f} ms per step")
-    print(table(runs).to_markdown())
+    found = table(runs)
+    print(found.to_markdown())
+    if FLAGS.output:
+        write_csv(Path(FLAGS.output), found)
 
 
 if __name__ == "__main__":

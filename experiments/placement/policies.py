@@ -11,9 +11,11 @@ import numpy as np
 
 from lingvo_moe.flexmoe.cost import CostModel
 from lingvo_moe.flexmoe.placement import Placement
-from lingvo_moe.flexmoe.policy_maker import PolicyMaker
+from lingvo_moe.flexmoe.policy_maker import PolicyMaker, SearchState
 from lingvo_moe.flexmoe.scheduler import Scheduler, State, count_moves
 from lingvo_moe.testing.device_flow import device_flow
+
+_FREE = 1e9  # a horizon in steps, in which copies take no time
 
 
 class Outcome(NamedTuple):
@@ -188,18 +190,59 @@ class Shadowing(_Static):
         return state, best
 
 
+CHANGES = ("any slot", "smooth maximum", "any expert, swaps", "rebuild")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Literal(PolicyMaker):
+    """FlexMoE's algorithms 1 and 2 as they are written, or with our first changes.
+
+    The expert with the most tokens a slot gets a slot of the expert with the fewest, until that no
+    longer makes the busiest device faster. Copies are free (see `Flex`).
+
+    Attributes:
+        changes: how many of CHANGES to make.
+    """
+
+    changes: int = 0
+
+    def plan(self, loads, placement):
+        """See PolicyMaker."""
+        if self.changes == len(CHANGES):
+            return super().plan(loads, placement)
+        return self._cut(placement, self._search(SearchState(self.cost, loads, placement)))
+
+    def next_move(self, board):
+        """See PolicyMaker."""
+        if self.changes > 2:
+            return super().next_move(board)
+        caps = board.loads.sum(axis=1) / board.counts.sum(axis=1)
+        tried = board.expansions(int(caps.argmax()))
+        if self.changes == 2:
+            return board.best(tried)
+        moves = [tried.make(i) for i in range(len(tried.delta))]
+        given = [caps[board.placement.slots.flat[move.slot]] for move in moves]
+        peaks = (board.busy + tried.delta).max(axis=1)
+        peaks[(given > np.min(given, initial=np.inf)) & (self.changes == 0)] = np.inf
+        return moves[peaks.argmin()] if peaks.min(initial=np.inf) < board.busy.max() else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flex(Policy):
     """FlexMoE: replicas in slots, moved by a scheduler that knows only past steps.
 
     Attributes:
         interval: plans every so many steps instead, independent of the loads (FlexMoE's figure 6).
+        changes: plans as Literal with so many changes, as if copies were free.
     """
 
     interval: int | None = None
+    changes: int | None = None
 
     @property
     def name(self):
+        if self.changes is not None:
+            return f"and {CHANGES[self.changes - 1]}" if self.changes else "as in the paper"
         return "flex" if self.interval is None else f"flex, every {self.interval} steps"
 
     def start(self, cost, slots, experts):
@@ -207,7 +250,10 @@ class Flex(Policy):
 
     def step(self, cost, state, loads):
         counts = state.placement.counts()
-        scheduler = Scheduler(maker=PolicyMaker(cost=cost))
+        maker = PolicyMaker(cost=cost)
+        if self.changes is not None:
+            maker = Literal(cost=cost, horizon=_FREE, changes=self.changes)
+        scheduler = Scheduler(maker=maker)
         if self.interval is not None:
             limit = np.inf if state.step % self.interval else 0.0
             scheduler = dataclasses.replace(scheduler, threshold=limit, release=limit)

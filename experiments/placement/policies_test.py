@@ -6,6 +6,7 @@ import pytest
 from experiments.placement.loads import SyntheticLoads
 from experiments.placement.policies import (
     Flex,
+    Literal,
     Oracle,
     Shadowing,
     StaticExpertParallel,
@@ -13,6 +14,7 @@ from experiments.placement.policies import (
     home_devices,
 )
 from lingvo_moe.flexmoe.cost import balance_ratio
+from lingvo_moe.flexmoe.placement import Placement, Replace
 from lingvo_moe.testing.placements import make_cost
 
 LOADS = np.array([[6, 2], [5, 3]])  # two devices, two experts: 11 and 5
@@ -80,6 +82,22 @@ def test_flex_decides_by_the_past_and_the_oracle_by_the_present():
     assert outcome.adjustment_seconds == 0
 
 
+def test_the_paper_s_search_by_hand():
+    free = {"token_bytes": 0.0, "gradient_bytes": 0.0, "state_bytes": 0.0}
+    # 90 tokens and 10: a slot of the second for the first, which then has no further slot to get.
+    start, loads = Placement([[0, 0], [1, 1]], 2), np.array([[45, 5], [45, 5]])
+    plan = Literal(cost=make_cost(2, **free)).plan(loads, start)
+    assert plan.moves == (Replace(0, 2),)
+    # Two devices are equally busy, so no single move makes the busiest one faster.
+    start, loads = Placement([[0, 0], [1, 1], [2, 2], [3, 3]], 4), np.tile([100, 100, 4, 4], (4, 1))
+    found = [
+        len(Literal(cost=make_cost(4, **free), changes=count).plan(loads, start).moves)
+        for count in range(3)
+    ]
+    assert found[:2] == [0, 0]
+    assert found[2] > 0
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -88,6 +106,7 @@ def test_flex_decides_by_the_past_and_the_oracle_by_the_present():
         StrictReassignment(),
         Shadowing(),
         Flex(),
+        Flex(changes=1),
         Oracle(),
     ],
 )

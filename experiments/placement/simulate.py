@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.placement.policies import Flex, Oracle, Policy, Shadowing
+from experiments.placement.policies import CHANGES, Flex, Oracle, Policy, Shadowing
 from experiments.placement.policies import StaticExpertParallel as Static
 from experiments.placement.policies import StrictReassignment as Strict
 from lingvo_moe.flexmoe.cost import CostModel, balance_ratio
@@ -17,7 +17,8 @@ from lingvo_moe.reporting.table import Table
 
 POLICIES = (Static(), Static(capacity_factor=None), Strict(), Shadowing(), Flex(), Oracle())
 TRIGGERS = (Static(), Flex(), *(Flex(interval=steps) for steps in (5, 10, 20, 50, 100)))
-COMPARISONS = {"policies": POLICIES, "triggers": TRIGGERS}
+SEARCHES = (*(Flex(changes=count) for count in range(len(CHANGES) + 1)), Flex())
+COMPARISONS = {"policies": POLICIES, "triggers": TRIGGERS, "searches": SEARCHES}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -75,12 +75,12 @@ class PolicyMaker:
         Returns:
             A plan, possibly without moves.
         """
-        board = _SearchState(self.cost, loads, placement)
+        board = SearchState(self.cost, loads, placement)
         plan = self._cut(placement, self._search(board))
         # The mean over devices depends little on the placement.
         if plan.seconds_after <= _LEVEL * board.level_seconds:
             return plan
-        rebuilt = _SearchState(self.cost, loads, rebuild_placement(self.cost, loads, placement))
+        rebuilt = SearchState(self.cost, loads, rebuild_placement(self.cost, loads, placement))
         placed = self._search(rebuilt)[-1][1]
         other = dataclasses.replace(
             plan,
@@ -90,7 +90,7 @@ class PolicyMaker:
         )
         return max(plan, other, key=self._net)
 
-    def _search(self, board: "_SearchState") -> list[tuple[Move | None, Placement, float]]:
+    def _search(self, board: "SearchState") -> list[tuple[Move | None, Placement, float]]:
         """Greedy steps, beginning with none: (move, placement after it, seconds of a step)."""
         stages: list[tuple[Move | None, Placement, float]] = [
             (None, board.placement, board.step_seconds)
@@ -120,7 +120,7 @@ class PolicyMaker:
         """Seconds saved within the horizon minus the time of the copies."""
         return (plan.seconds_before - plan.seconds_after) * self.horizon - plan.adjustment_seconds
 
-    def next_move(self, board: "_SearchState") -> Move | None:
+    def next_move(self, board: "SearchState") -> Move | None:
         """One greedy step; None if no single move helps."""
         for hot in board.hot_experts():
             move = board.best(board.expansions(hot))
@@ -141,7 +141,7 @@ class _Change(NamedTuple):
     delta: np.ndarray
 
 
-class _SearchState:
+class SearchState:
     """A placement with each expert's seconds on each device, updated at each move."""
 
     def __init__(self, cost: CostModel, loads: np.ndarray, placement: Placement):

@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_moe.flexmoe.cost import balance_ratio, device_tokens
 from lingvo_moe.flexmoe.placement import EMPTY, Expand, Migrate, Placement, Replace
-from lingvo_moe.flexmoe.policy_maker import PolicyMaker, _SearchState
+from lingvo_moe.flexmoe.policy_maker import PolicyMaker, SearchState
 from lingvo_moe.testing.placements import make_cost, random_placement
 
 
@@ -128,13 +128,13 @@ def test_the_board_keeps_up_with_moves():
     rng = np.random.default_rng(0)
     cost, placement = make_cost(4, token_bytes=0.01), Placement.even(4, 3, 6)
     loads = rng.poisson(rng.exponential(100, 6), (4, 6))
-    board = _SearchState(cost, loads, placement)
+    board = SearchState(cost, loads, placement)
     expert, device = (x.ravel() for x in np.indices((6, 4)))
     for move in (Replace(5, 0), Migrate(3, 10), Replace(1, 4)):
         for by in (1, -1):
             board.changed(expert, device, by)
         board.apply(move)
-        fresh = _SearchState(cost, loads, board.placement)
+        fresh = SearchState(cost, loads, board.placement)
         np.testing.assert_allclose(board.seconds, fresh.seconds)
         gives = (board.counts > 0) & (board.counts.sum(axis=1, keepdims=True) > 1)
         for by, of in ((1, np.ones_like(gives)), (-1, gives)):
