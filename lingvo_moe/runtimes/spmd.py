@@ -207,14 +207,17 @@ class Spmd:
     def _of_given(
         self, name, function, source_ids, source_lengths, target_ids, target_lengths, tasks=None
     ):
-        """function(theta, **batch) of given translations, without the rows that were added."""
+        """function(theta, *given) of given translations, without the rows that were added."""
         spare = self._spare_rows(len(source_lengths))
         tasks = np.zeros_like(source_lengths) if tasks is None else tasks
         batch = {"tasks": np.pad(tasks, (0, spare))}
         sides = (("source", source_ids, source_lengths), ("target", target_ids, target_lengths))
         for side, ids, lengths in sides:
             batch[f"{side}_ids"], batch[f"{side}_lengths"] = _pad(ids, lengths, spare)
-        results = self._call(name, lambda theta, batch: function(_tree(theta), **batch), batch)
+        order = ("source_ids", "source_lengths", "target_ids", "target_lengths", "tasks")
+        results = self._call(
+            name, lambda theta, batch: function(_tree(theta), *map(batch.get, order)), batch
+        )
         return jax.tree.map(lambda x: np.asarray(x)[: len(source_lengths)], results)
 
     def _spare_rows(self, rows):
