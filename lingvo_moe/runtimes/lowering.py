@@ -124,7 +124,7 @@ def lowerable(function: Callable, layout: Layout) -> Callable:
 
 def partitioned(
     function: Callable,
-    args: Sequence[Mapping[str, ArraySpec]],
+    args: Sequence[Mapping[str, ArraySpec] | None],
     results: Any,
     layout: Layout,
     *,
@@ -134,7 +134,7 @@ def partitioned(
 
     Args:
         function: as for `lowerable`.
-        args: likewise.
+        args: likewise; None for arrays that are split as they are given.
         results: the structure of the function's results: a dict of ArraySpecs for each dict of
             split arrays, and None for results with a copy on every device.
         layout: devices and sharding rules.
@@ -150,7 +150,7 @@ def partitioned(
     )
     return jax.jit(
         lowerable(function, layout),
-        in_shardings=tuple(layout.shardings(specs) for specs in args),
+        in_shardings=tuple(specs and layout.shardings(specs) for specs in args),
         out_shardings=out,
         donate_argnums=tuple(donate),
     )
@@ -223,29 +223,50 @@ def partition_translate(
     batch: Mapping[str, ArraySpec],
     layout: Layout,
     request: SearchRequest | None = None,
-) -> tuple[jax.stages.Wrapped, list[dict[str, ArraySpec]]]:
+    laid_out: bool = False,
+) -> tuple[jax.stages.Wrapped, list[Any]]:
     """Beam search, (theta, batch) -> BeamOutput; every device gets the whole result.
 
     Args:
-        task: the model, whose `translate` is called.
+        task: the model.
         batch: specs of source_ids, lengths, tasks for a router by task, and the numbers of a
             request in each row; see `batch_specs`.
         layout: devices and sharding rules.
         request: how to search; see `translate`.
+        laid_out: whether it takes weights of `partition_lay_out`, split as they are, for theta.
 
     Returns:
-        The program, and the specs of its two arguments.
+        The program, and the specs of its two arguments; None of weights that are laid out.
     """
+    search = task.decode if laid_out else task.translate
 
     def run(flat, batch):
-        theta = NestedMap.unflatten(flat).theta
         sentences = batch.source_ids, batch.lengths, batch.get("tasks")
         numbers = {name: batch[name][0] for name in batch.keys() - _SENTENCES}
         given = request and request.with_inputs(numbers)
-        return task.translate(theta, *sentences, given)
+        return search(NestedMap.unflatten(flat).theta, *sentences, given)
 
-    args = [weight_specs(task.weights(), "theta"), dict(batch)]
+    args = [None if laid_out else weight_specs(task.weights(), "theta"), dict(batch)]
     return partitioned(run, args, None, layout), args
+
+
+def partition_lay_out(task: Any, layout: Layout) -> tuple[jax.stages.Wrapped, dict[str, str]]:
+    """theta -> the weights that beam search needs in another layout; XLA chooses their split.
+
+    Returns:
+        The program, and for the weights that stay as they are their names in theta, by the names
+        of `task.lay_out`: they are known after the first call.
+    """
+    kept: dict[str, str] = {}
+
+    def run(flat):
+        given = {id(tensor): name for name, tensor in flat.items()}
+        laid_out = dict(NestedMap(theta=task.lay_out(NestedMap.unflatten(flat).theta)).flatten())
+        kept.update({name: given[id(x)] for name, x in laid_out.items() if id(x) in given})
+        return {name: x for name, x in laid_out.items() if name not in kept}
+
+    theta = layout.shardings(weight_specs(task.weights(), "theta"))
+    return jax.jit(lowerable(run, layout), in_shardings=(theta,)), kept
 
 
 def partition_init(

@@ -14,6 +14,7 @@ from lingvo_moe.runtimes.lowering import (
     Layout,
     batch_specs,
     partition_init,
+    partition_lay_out,
     partition_train_step,
     partition_translate,
     partitioned,
@@ -60,6 +61,7 @@ class Spmd:
         self._shardings = layout.shardings(self._specs)
         self._state: dict[str, jax.Array] = {}
         self._programs: dict[Any, Any] = {}
+        self._laid_out: dict[str, jax.Array] = {}  # for decoding; empty after the weights change
         self._steps = step.on_rungs if step else ()
         self._ladder = Ladder(len(self._steps))
 
@@ -95,7 +97,7 @@ class Spmd:
         self, batch: Mapping[str, np.ndarray], compiling: Compiling = contextlib.nullcontext
     ) -> NestedMap:
         """See Local. Without rungs it returns before the metrics are computed."""
-        specs, fed = batch_specs(batch), self.feed(batch)
+        specs, fed, self._laid_out = batch_specs(batch), self.feed(batch), {}
 
         def step(rung):
             name = ("train", rung)
@@ -144,7 +146,7 @@ class Spmd:
             lambda: partitioned(run, [slots, moves], slots, self._layout, donate=(0,)),
             slots | moves,
         )
-        held = {alias[name]: self._state[name] for name in names}
+        self._laid_out, held = {}, {alias[name]: self._state[name] for name in names}
         for few in rounds(source, width):
             held = program(held, self._fed(few._asdict(), moves))
         self._state |= {name: jax.block_until_ready(held[alias[name]]) for name in names}
@@ -180,11 +182,17 @@ class Spmd:
         if request:
             request, numbers = request.split(static=True)
             batch |= {n: np.repeat(number, len(padded_lengths)) for n, number in numbers.items()}
-        output = self._run(
+        specs, task, layout = batch_specs(batch), self._fixed_task, self._layout
+        program = self._program(
             ("translate", request),
-            lambda specs: partition_translate(self._fixed_task, specs, self._layout, request),
-            batch,
+            lambda: partition_translate(task, specs, layout, request, laid_out=True)[0],
+            specs,
         )
+        if not self._laid_out:
+            lay_out, kept = self._program("lay_out", lambda: partition_lay_out(task, layout))
+            theta = self._theta()
+            self._laid_out = lay_out(theta) | {name: theta[own] for name, own in kept.items()}
+        output = program(self._laid_out, self._fed(batch, specs))
         return jax.tree.map(lambda x: np.asarray(x)[: len(lengths)], output)
 
     def score(
@@ -226,6 +234,7 @@ class Spmd:
 
     def _fill(self, tensors, whole):
         """Sets the parts of the state that have a tensor; if `whole`, all must have one."""
+        self._laid_out = {}
         tensors = relocate_experts(tensors, self._weights, self._slots)
         specs = {n: spec for n, spec in self._specs.items() if whole or n in tensors}
         check_tensors(tensors, {name: spec.shape for name, spec in specs.items()})
@@ -236,28 +245,17 @@ class Spmd:
 
     def _call(self, name, run, batch):
         """run(theta, batch) on the current weights; every device gets the whole result."""
-        weights = weight_specs(self._weights, "theta")
+        weights, specs = weight_specs(self._weights, "theta"), batch_specs(batch)
+        program = self._program(
+            name, lambda: partitioned(run, [weights, specs], None, self._layout), specs
+        )
+        return program(self._theta(), self._fed(batch, specs))
 
-        def make(specs):
-            args = [weights, specs]
-            return partitioned(run, args, None, self._layout), args
-
-        return self._run(name, make, batch)
-
-    def _run(self, name, make, batch):
-        """Runs a program (theta, batch) -> results; `make` makes it from the batch's specs."""
-        specs = batch_specs(batch)
-        program = self._program(name, lambda: make(specs)[0], specs)
-        held = self._averaged()
-        theta = {n: held[n] for n in weight_specs(self._weights, "theta")}
-        return program(theta, self._fed(batch, specs))
-
-    def _averaged(self):
+    def _theta(self):
         """The weights for evaluation and decoding, by name."""
-        if self._step is None:
-            return self._state
         theta, slots = (_subtree(self._state, part) for part in ("theta", "slots"))
-        theta = self._step.optimizer.averaged(theta, slots, self._weights)
+        if self._step:
+            theta = self._step.optimizer.averaged(theta, slots, self._weights)
         return dict(NestedMap(theta=theta).flatten())
 
     def _program(self, name, make, specs=None):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import sys
 
 import numpy as np
@@ -98,6 +99,12 @@ def test_translations_are_those_of_one_device(number):
 
 
 @pytest.mark.slow
+def test_a_search_does_not_lay_out_its_weights():
+    """The table [64, 16] and a layer's queries, keys and values, each [16, 16]."""
+    assert not {"16,64", "16,32", "16,48"} & set(decoded()["rearranged"])
+
+
+@pytest.mark.slow
 def test_scores_of_given_translations_are_those_of_one_device():
     runtime, _, _ = local(STEPS, NO_DROPOUT)
     expected = runtime.score(SOURCE, SOURCE_LENGTHS, SOURCE, SOURCE_LENGTHS)
@@ -134,8 +141,6 @@ def test_the_pieces_alone_are_read():
     ],
 )
 def test_errors(case, message):
-    import re
-
     assert re.search(message, fast()["errors"][case]), fast()["errors"][case]
 
 
@@ -183,6 +188,7 @@ def _training(runtime):
 
 
 def _decoding(runtime):
+    runtime.translate(SOURCE, SOURCE_LENGTHS)  # with other weights
     train(runtime, STEPS)
     return {
         "translations": [
@@ -190,6 +196,7 @@ def _decoding(runtime):
             for request in REQUESTS
         ],
         "programs": sum(name[0][0] == "translate" for name in runtime._programs),
+        "rearranged": _rearranged(runtime),
         "scores": runtime.score(SOURCE, SOURCE_LENGTHS, SOURCE, SOURCE_LENGTHS).tolist(),
         "routes": {
             layer: [table.tolist() for table in tables]
@@ -225,6 +232,14 @@ def _collectives(runtime, batch):
     return count(
         collectives(program.lower(runtime._state, runtime.feed(batch)).compile().as_text())
     )
+
+
+def _rearranged(runtime):
+    """The shapes that the program of a search transposes or joins."""
+    named = (program for name, program in runtime._programs.items() if name[0][0] == "translate")
+    batch = {"source_ids": np.zeros([8, 16], np.int32), "lengths": np.ones([8], np.int32)}
+    lowered = next(named).lower(runtime._laid_out, runtime.feed(batch))
+    return re.findall(r"\[([\d,]+)\]\S* (?:transpose|concatenate)\(", lowered.compile().as_text())
 
 
 class _Watched:
