@@ -68,6 +68,11 @@ class Model(Params):
     policies: tuple[Policy, ...] = ()
 
 
+def test_a_wrong_policy_gets_the_names_of_those_that_can_be_made():
+    with pytest.raises(ValueError, match=r"not of type Around or Fixed\."):
+        override(Model(), ["policy=x"])
+
+
 def test_tuples_of_policies():
     """The text that makes them is read back to equal objects."""
     text = "policies=(Fixed(share=1, mode='a, (b'), Around(inner=Fixed()), Fixed)"

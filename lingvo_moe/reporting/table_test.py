@@ -39,6 +39,7 @@ def test_html_is_escaped_and_coloured_by_sign():
         "–",
     ]
     assert html.count('class="better"') == html.count('class="worse"') == 1
+    assert html.startswith("<table><caption>")
 
 
 def test_markdown_and_columns_of_text():
