@@ -164,20 +164,6 @@ def test_a_loop_of_links_is_an_error_of_the_user(tmp_path):
     assert common.status_and_line(raised.value)[0] == 1
 
 
-def test_models_have_no_descriptions_without_docstrings():
-    script = (
-        "from lingvo_moe.config import registry\n"
-        "@registry.register\n"
-        "class Mine:\n"
-        "    'A model.'\n"
-        "    params = None\n"
-        "print(repr(registry.describe('__main__.Mine')))"
-    )
-    command = [sys.executable, "-OO", "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.stdout == "''\n", result.stderr
-
-
 def test_ctrl_c_while_modules_are_imported_is_one_line():
     script = (
         "import atexit, importlib.abc, os, signal, sys\n"
@@ -191,23 +177,6 @@ def test_ctrl_c_while_modules_are_imported_is_one_line():
     result = _python(script)
     assert result.returncode == 130
     assert result.stderr == "interrupted\n"
-
-
-def test_listing_models_loads_tensorflow_and_no_other_framework():
-    script = (
-        "import sys\n"
-        "from lingvo_moe.tools import models\n"
-        "assert '619B' in models.list_models().to_text()\n"
-        "print(sorted({'jax', 'keras', 'matplotlib', 'sacrebleu'} & set(sys.modules)))\n"
-        "models.main(['lingvo-moe-models', '--helpshort'])"
-    )
-    result = _python(script)
-    assert result.returncode == 0
-    loaded, *help_ = result.stdout.splitlines()
-    assert loaded == "[]"
-    assert help_[0] == "Lists the registered models, or shows the params of one."
-    assert "  --show: Print the resolved params of this model." in help_
-    assert not result.stderr
 
 
 def _python(script):
