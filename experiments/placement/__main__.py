@@ -23,7 +23,7 @@ TABLE = (
     Flag("trace", str, None, "An .npz file of recorded expert loads."),
     Flag("synthetic", bool, False, "Generate loads: top 10 experts take 75 %, with drift."),
     Flag("compare", tuple(COMPARISONS), "policies",
-         "All policies; or triggers, or searches, of the flexible one."),
+         "All policies; or triggers, searches or averages of the flexible one."),
     Flag("output", str, None, "A .csv file to write."),
     Flag("devices", int, None, "Number of devices; by default that of --trace, or 64."),
     Flag("choices", float, None, "With --trace: mean choices of a device, step and layer."),

@@ -15,8 +15,6 @@ from lingvo_moe.flexmoe.policy_maker import PolicyMaker, SearchState
 from lingvo_moe.flexmoe.scheduler import Scheduler, State, count_moves
 from lingvo_moe.testing.device_flow import device_flow
 
-_FREE = 1e9  # a horizon in steps, in which copies take no time
-
 
 class Outcome(NamedTuple):
     """The result of one step of one layer.
@@ -198,7 +196,7 @@ class Literal(PolicyMaker):
     """FlexMoE's algorithms 1 and 2 as they are written, or with our first changes.
 
     The expert with the most tokens a slot gets a slot of the expert with the fewest, until that no
-    longer makes the busiest device faster. Copies are free (see `Flex`).
+    longer makes the busiest device faster.
 
     Attributes:
         changes: how many of CHANGES to make.
@@ -232,28 +230,26 @@ class Flex(Policy):
     """FlexMoE: replicas in slots, moved by a scheduler that knows only past steps.
 
     Attributes:
+        name: see Policy.
         interval: plans every so many steps instead, independent of the loads (FlexMoE's figure 6).
-        changes: plans as Literal with so many changes, as if copies were free.
+        changes: see Literal.
+        horizon: see PolicyMaker.
+        smoothing: see Scheduler.
     """
 
+    name: str = "flex"
     interval: int | None = None
-    changes: int | None = None
-
-    @property
-    def name(self):
-        if self.changes is not None:
-            return f"and {CHANGES[self.changes - 1]}" if self.changes else "as in the paper"
-        return "flex" if self.interval is None else f"flex, every {self.interval} steps"
+    changes: int = len(CHANGES)
+    horizon: float = PolicyMaker.horizon
+    smoothing: float = Scheduler.smoothing
 
     def start(self, cost, slots, experts):
         return State(Placement.even(cost.num_devices, slots, experts))
 
     def step(self, cost, state, loads):
         counts = state.placement.counts()
-        maker = PolicyMaker(cost=cost)
-        if self.changes is not None:
-            maker = Literal(cost=cost, horizon=_FREE, changes=self.changes)
-        scheduler = Scheduler(maker=maker)
+        maker = Literal(cost=cost, horizon=self.horizon, changes=self.changes)
+        scheduler = Scheduler(maker=maker, smoothing=self.smoothing)
         if self.interval is not None:
             limit = np.inf if state.step % self.interval else 0.0
             scheduler = dataclasses.replace(scheduler, threshold=limit, release=limit)

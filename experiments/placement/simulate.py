@@ -16,9 +16,28 @@ from lingvo_moe.flexmoe.traces import Trace
 from lingvo_moe.reporting.table import Table
 
 POLICIES = (Static(), Static(capacity_factor=None), Strict(), Shadowing(), Flex(), Oracle())
-TRIGGERS = (Static(), Flex(), *(Flex(interval=steps) for steps in (5, 10, 20, 50, 100)))
-SEARCHES = (*(Flex(changes=count) for count in range(len(CHANGES) + 1)), Flex())
-COMPARISONS = {"policies": POLICIES, "triggers": TRIGGERS, "searches": SEARCHES}
+TRIGGERS = (
+    Static(),
+    Flex(),
+    *(Flex(name=f"flex, every {n} steps", interval=n) for n in (5, 10, 20, 50, 100)),
+)
+# With so long a horizon copies are as good as free.
+SEARCHES = (
+    Flex(name="as in the paper", changes=0, horizon=1e9),
+    *(Flex(name=f"and {CHANGES[n]}", changes=n + 1, horizon=1e9) for n in range(len(CHANGES))),
+    Flex(),
+)
+AVERAGES = (
+    Shadowing(),
+    *(Flex(name=f"flex, {n} steps averaged", smoothing=1 - 1 / n) for n in (1, 2, 4, 8, 16)),
+    Flex(name="flex, no rebuild", changes=3),
+)
+COMPARISONS = {
+    "policies": POLICIES,
+    "triggers": TRIGGERS,
+    "searches": SEARCHES,
+    "averages": AVERAGES,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

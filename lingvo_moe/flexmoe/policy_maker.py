@@ -69,7 +69,7 @@ class PolicyMaker:
         """The moves that save more time than they cost.
 
         Args:
-            loads: [D, E], forecast of the tokens of each expert on each source.
+            loads: [D, E], expected tokens of each expert on each source.
             placement: the current one.
 
         Returns:

@@ -13,14 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.flexmoe.forecast import Seen
 from lingvo_moe.flexmoe.placement import Placement, relocation
 from lingvo_moe.flexmoe.scheduler import Scheduler, State, count_moves
 from lingvo_moe.nn.nested_map import NestedMap
 
-_NAMES = _AVERAGES, _ERRORS, _COUNTERS = tuple(
-    f"placement/{name}" for name in ("averages", "errors", "counters")
-)
+_AVERAGES, _COUNTERS = "placement/averages", "placement/counters"
 
 
 class Rebalanced:
@@ -53,13 +50,12 @@ class Rebalanced:
     def state(self) -> dict[str, Any]:
         """See Local; with the state of the scheduler."""
         states = list(self._states.values())
-        seen = [state.seen for state in states if state.seen is not None]
-        if len(seen) < len(states):
+        loads = [state.loads for state in states if state.loads is not None]
+        if len(loads) < len(states):
             return self._runtime.state()
         most = max(self._tables.values())
         return self._runtime.state() | {
-            _AVERAGES: np.stack([_padded(one.averages, most) for one in seen]),
-            _ERRORS: np.stack([one.errors for one in seen]),
+            _AVERAGES: np.stack([_padded(one, most) for one in loads]),
             _COUNTERS: np.array([[s.active, s.step, s.rest] for s in states], np.int64),
         }
 
@@ -69,14 +65,14 @@ class Rebalanced:
         now = self._runtime.state()
         self._states = {table: State(self._placement(table, now)) for table in self._tables}
         devices = next(iter(self._states.values())).placement.num_devices
-        kept = len(self._scheduler.forecast.smoothing), devices
-        if _AVERAGES not in tensors or tensors[_AVERAGES].shape[1:3] != kept:
+        if _AVERAGES not in tensors or tensors[_AVERAGES].shape[1:-1] != (devices,):
             return
-        memory = zip(self._tables, *(np.asarray(tensors[name]) for name in _NAMES), strict=True)
-        for table, averages, errors, counters in memory:
-            active, step, rest = map(int, counters)
+        averages, counters = (np.asarray(tensors[name]) for name in (_AVERAGES, _COUNTERS))
+        for table, loads, (active, step, rest) in zip(
+            self._tables, averages, counters.tolist(), strict=True
+        ):
             self._states[table] = self._states[table]._replace(
-                seen=Seen(averages[..., : self._tables[table]], errors),
+                loads=loads[:, : self._tables[table]],
                 active=bool(active),
                 step=step,
                 rest=rest,
@@ -126,4 +122,4 @@ class Rebalanced:
 
 
 def _padded(loads: np.ndarray, most: int) -> np.ndarray:
-    return np.pad(loads, [(0, 0), (0, 0), (0, most - loads.shape[2])])
+    return np.pad(loads, [(0, 0), (0, most - loads.shape[1])])

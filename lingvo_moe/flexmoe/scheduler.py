@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from lingvo_moe.flexmoe.cost import balance_ratio, device_tokens
-from lingvo_moe.flexmoe.forecast import Forecast, Seen
 from lingvo_moe.flexmoe.placement import Migrate, Move, Placement, Shrink
 from lingvo_moe.flexmoe.policy_maker import Adjustment, PolicyMaker
 
@@ -21,14 +20,14 @@ class State(NamedTuple):
 
     Attributes:
         placement: the current one.
-        seen: the forecast's state; None before the first step.
+        loads: [D, E], average of the loads; None before the first step.
         active: whether the load was unbalanced last time.
         step: number of steps seen.
         rest: no planning before this step.
     """
 
     placement: Placement
-    seen: Seen | None = None
+    loads: np.ndarray | None = None
     active: bool = False
     step: int = 0
     rest: int = 0
@@ -60,14 +59,15 @@ class Scheduler:
     Attributes:
         maker: makes plans.
         threshold, release: of the balance ratio.
-        forecast: of the loads to plan for.
+        smoothing: weight of the past in the average of loads to plan for: 0 is the last step alone,
+            0.75 about four. Few tokens make loads noisy, and moves that follow noise do not pay.
         patience: steps without planning after an empty plan.
     """
 
     maker: PolicyMaker
     threshold: float = 1.1
     release: float = 1.05
-    forecast: Forecast = Forecast()
+    smoothing: float = 0.75
     patience: int = 4
 
     def step(self, state: State, loads: np.ndarray) -> tuple[State, Decision]:
@@ -80,8 +80,8 @@ class Scheduler:
         Returns:
             The next state, whose placement must be set before the next step, and the decision.
         """
-        seen = self.forecast.update(state.seen, loads)
-        ahead = self.forecast.loads(seen)
+        past = loads if state.loads is None else state.loads
+        ahead = self.smoothing * past + (1 - self.smoothing) * loads
         ratio = balance_ratio(device_tokens(ahead, state.placement))
         active = ratio > (self.release if state.active else self.threshold)
         plan, rest, placement = None, state.rest, state.placement
@@ -97,7 +97,7 @@ class Scheduler:
             moves=moves,
             adjustment_seconds=plan.adjustment_seconds if plan else 0.0,
         )
-        return State(placement, seen, active, state.step + 1, rest), decision
+        return State(placement, ahead, active, state.step + 1, rest), decision
 
 
 def count_moves(moves: tuple[Move, ...]) -> int:

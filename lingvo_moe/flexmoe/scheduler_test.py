@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from lingvo_moe.flexmoe.forecast import Forecast
 from lingvo_moe.flexmoe.placement import Expand, Migrate, Placement, Replace, Shrink
 from lingvo_moe.flexmoe.policy_maker import PolicyMaker
 from lingvo_moe.flexmoe.scheduler import Scheduler, State, count_moves
@@ -14,7 +13,7 @@ def test_planning_begins_above_the_threshold_and_ends_at_the_release():
         maker=_maker(2, state_bytes=1e9),
         threshold=1.2,
         release=1.1,
-        forecast=Forecast(smoothing=(0.0,)),
+        smoothing=0.0,
     )
     state, said = State(Placement([[0], [1]], 2)), []
     for busiest in (115, 125, 115, 108, 115, 121):  # of a mean of 100
