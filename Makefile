@@ -55,7 +55,7 @@ fast-tests: export MALLOC_MMAP_THRESHOLD_ = 33554432
 fast-tests: export MALLOC_TRIM_THRESHOLD_ = 4000000000
 fast-tests: export MALLOC_TOP_PAD_ = 67108864
 fast-tests:
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-slow: setup  ## the slow tests
 	$(BIN)/python -m pip install --quiet --editable '.[slow]'

@@ -13,6 +13,7 @@ def small(monkeypatch):
     monkeypatch.setattr(block_sparse, "_LEAST_SECONDS", 0.0)
 
 
+@pytest.mark.slow
 def test_every_product_equals_the_dense_one_and_a_failure_ends_no_other(small, tmp_path, capsys):
     block_sparse.write(tmp_path / "programs", "float32")
     (tmp_path / "programs" / "small.dsdt.stablehlo").write_bytes(b"damaged")

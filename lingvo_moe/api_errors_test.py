@@ -6,13 +6,11 @@ import os
 import pickle
 import signal
 
-import numpy as np
 import pytest
 
 import lingvo_moe as lm
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.safetensors import Safetensors
-from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 
@@ -23,12 +21,6 @@ def quiet(line):
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory):
     return random_logdir(tmp_path_factory.mktemp("api") / "model", SMALLEST).path
-
-
-def test_pairs_in_any_collection(logdir):
-    wanted = [pair.name for pair in tiny_world.dataset().pairs][:2]
-    report = lm.evaluate(logdir, tiny_world.dataset(), pairs=np.array(wanted), report=quiet)
-    assert sorted(score.pair for score in report.pairs) == sorted(wanted)
 
 
 def test_paths_in_the_home_directory(logdir, tmp_path, monkeypatch):
@@ -86,6 +78,7 @@ class TestOneProcess:
         forked = [error for error in errors if "is a fork of the one that has the model" in error]
         assert len(forked) == (3 if isinstance(loaded, lm.Model) else 2)
 
+    @pytest.mark.slow
     def test_a_fork_that_loads_a_model_gets_an_error_at_its_first_use(self, loaded):
         loaded.translate(["kara"], "en")
         path = str(loaded._loaded_from)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lingvo_moe as lm
@@ -64,16 +65,6 @@ def test_importing_costs_nothing_and_names_are_known():
 
 
 class TestTranslate:
-    @pytest.mark.slow
-    def test_options_come_with_the_call(self, model):
-        one = model.translate(SENTENCES, "en")
-        four = model.translate(SENTENCES, "en", n_best=4, beam_size=4)
-        assert [len(best) for best in one + four] == [1, 1, 1, 4, 4, 4]
-        assert one[1][0].text == ""
-        assert [best[0].text for best in one] == [best[0].text for best in four]
-        scores = [t.score for t in four[0]]
-        assert scores == sorted(scores, reverse=True)
-
     def test_texts_and_tokens(self, model):
         free = model.translate(SENTENCES, "en", n_best=2, tokens=True)
         assert {t.text for best in free for t in best}
@@ -188,7 +179,8 @@ def test_every_name_of_the_api_is_one_of_the_package():
 
 
 def test_evaluate(world, tmp_path):
-    report = lm.evaluate(world[0], world[1], pairs=["qnu-en"], report=quiet, output=tmp_path / "r")
+    pairs = np.array(["qnu-en"])  # any collection
+    report = lm.evaluate(world[0], world[1], pairs=pairs, report=quiet, output=tmp_path / "r")
     assert [score.pair for score in report.pairs] == ["qnu-en"]
     assert (tmp_path / "r" / REPORT_FILE).exists()
     assert re.search(r"^own_gating\.Tiny, step 2, test\n.*^qnu-en ", str(report), re.M | re.S)

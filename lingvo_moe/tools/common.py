@@ -153,10 +153,6 @@ def _parsed(table: Sequence[Flag], module: ModuleType) -> list[str]:
     logging.use_absl_handler()
     if not FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise ValueError("The working directory is removed; change to another.") from error
     for name, value in FLAGS.flag_values_dict().items():
         if isinstance(value, float) and math.isnan(value):
             raise ValueError(f"--{name}=nan is not a number; give one.")
@@ -272,8 +268,7 @@ def status_and_line(error: Exception) -> tuple[int, str]:
     if own := [one for one in frames if os.path.realpath(one.filename) in files]:
         where, kind = f"{own[-1].filename}:{own[-1].lineno}", type(error).__name__
         return EXPECTED, f"error: in the plug-in {where}: {kind}: {text}"
-    # Before Python 3.13 a loop of symbolic links is a RuntimeError.
-    if isinstance(error, _EXPECTED_ERRORS) or text.startswith("Symlink loop"):
+    if isinstance(error, _EXPECTED_ERRORS):
         return EXPECTED, f"error: {text}"
     frame = frames[-1]
     return INTERNAL, (

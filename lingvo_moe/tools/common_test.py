@@ -148,22 +148,6 @@ def test_a_full_disk_is_an_error_though_output_is_written_last(monkeypatch, caps
     assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
 
 
-def test_a_working_directory_that_is_removed(tmp_path, monkeypatch, capsys):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(SystemExit):
-        common.tool()(lambda: None)(["tool"])
-    assert "working directory" in capsys.readouterr().err
-
-
-def test_a_loop_of_links_is_an_error_of_the_user(tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises((RuntimeError, OSError)) as raised:
-        (tmp_path / "loop").resolve(strict=True)
-    assert common.status_and_line(raised.value)[0] == 1
-
-
 def test_ctrl_c_while_modules_are_imported_is_one_line():
     script = (
         "import atexit, importlib.abc, os, signal, sys\n"

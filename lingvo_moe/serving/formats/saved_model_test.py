@@ -56,6 +56,7 @@ def call(exported, monkeypatch, capsysbinary):
     return run
 
 
+@pytest.mark.slow
 def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call):
     translator, _ = load_translator(model_dir, Local(model_dir.task))
     expected = [best[0].text for best in translator(LINES, "en", warn=pytest.fail)]
