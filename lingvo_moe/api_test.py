@@ -306,7 +306,7 @@ class TestExamples:
         splits = {"train": numbers(0, 500), "dev": numbers(500, 520)}
         data = lm.prepare(splits, tmp_path / "d", joint_vocab=True, report=quiet)
         (line,) = run("own_size.py", data.directory, tmp_path / "m")
-        assert re.fullmatch(r"best dev loss \d\.\d{3} at step 2", line)
+        assert re.fullmatch(r"best dev loss \d\.\d{3} at step [12]", line)
         params = lm.load(tmp_path / "m").params
         assert params.model.moe.num_experts == 16
         assert params.model.shared_embedding
