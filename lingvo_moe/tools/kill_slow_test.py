@@ -27,7 +27,6 @@ LINES = 22  # a kill comes at latest after so many lines of a run; about ten are
 PAUSE = 0.1  # seconds from a line to the kill, at most
 JOBS = {
     "local": {},
-    "local with workers": {"workers": 2},
     "spmd": {"mesh": "expert:2", "processes": 2},
 }
 
