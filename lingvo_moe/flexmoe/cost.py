@@ -18,17 +18,15 @@ D devices (as sources), H the same as targets, E experts; "..." any leading dime
 
 import dataclasses
 import functools
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from lingvo_moe.flexmoe.placement import EMPTY, Placement
 from lingvo_moe.hardware.links import Switched
+from lingvo_moe.megablocks.laddered import rooms
 
 _EXCHANGES = 4  # dispatch and combine, forwards and backwards
-_RUNG = 1.25  # steps of sizes of the buffers between devices
-_EPSILON = 1e-9
 
 
 class Seconds(NamedTuple):
@@ -151,12 +149,11 @@ def _buffer(pairs: np.ndarray) -> int:
     """Rows of the buffer of each pair of devices that exchange tokens [D, H]: the lowest rung (see
     Laddered) with room for the busiest pair, and in a device's buffers for the busiest device."""
     devices, size = len(pairs), int(pairs.sum(axis=1).max())
-    sent = int((pairs * ~np.eye(devices, dtype=bool)).max())
+    sent, busiest = (pairs * ~np.eye(devices, dtype=bool)).max(), pairs.sum(axis=0).max()
     if not sent:
         return 0
-    needed = max(sent * devices, int(pairs.sum(axis=0).max())) / size  # times the load at balance
-    rung = max(0, math.ceil(math.log(needed, _RUNG) - _EPSILON))
-    return min(size, math.ceil(_RUNG**rung * size / devices))
+    sizes = zip(rooms(size / devices, size), rooms(size, size * devices), strict=True)
+    return next(pair for pair, device in sizes if pair >= sent and device >= busiest)
 
 
 def balance_ratio(device_tokens: np.ndarray) -> float:

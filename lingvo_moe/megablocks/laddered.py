@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -69,11 +70,16 @@ class Laddered(Dispatcher):
             load: its load at perfect balance.
             most: its largest possible load.
         """
-        return [max(1, min(most, math.ceil(factor * load))) for factor in self._factors] + [most]
+        return rooms(load, most, self._factors)
 
     def of_rung(self, room: list[int]) -> int:
         """The room on this rung."""
         return room[-1 if self.rung is None else self.rung]
+
+
+def rooms(load: float, most: int, factors: Sequence[float] = _FACTORS) -> list[int]:
+    """The size of a buffer on each rung; see Laddered.room."""
+    return [max(1, min(most, math.ceil(factor * load))) for factor in factors] + [most]
 
 
 def least_rung(room: list[int], load: tf.Tensor) -> tf.Tensor:
