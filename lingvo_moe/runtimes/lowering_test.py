@@ -1,8 +1,8 @@
 """What is compiled for eight devices; runs itself where JAX has them."""
 
+import collections
 import csv
 import dataclasses
-import functools
 import json
 import re
 import sys
@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.jobs.training import train_step
-from lingvo_moe.nn.layer import Constant, WeightSpec, init_theta
+from lingvo_moe.nn.layer import Constant, WeightSpec
 from lingvo_moe.nn.nested_map import NestedMap
-from lingvo_moe.sbp.annotations import use_mesh
 from lingvo_moe.sbp.params import ShardingParams, ZeRO
 from lingvo_moe.sbp.types import parse_mesh
+from lingvo_moe.testing.annotated_steps import annotated, row_of
 from lingvo_moe.testing.devices import run_on
-from lingvo_moe.testing.training_on_mesh import MESH, make_batch, make_task
 from lingvo_moe.training.adafactor import Adafactor
-from lingvo_moe.training.step import TrainState
 
 ROWS, COLUMNS = 160, 128
 # A gate, whose columns are cut at rest, and a weight of the same shape that every device holds.
@@ -61,69 +58,36 @@ class OneByOne(Adafactor):
 
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "few_annotations.csv"
-MESHES = (
-    "data:8",
-    "expert:8",
-    "data:4,model:2",
-    MESH,
-    "data:4,expert:2",
-    "data:2,expert:2,model:2",
-)
-FACTORED = "optimizer.min_dim_size_to_factor=8"  # second moments
-CASES = (
-    *((mesh, dispatcher, "") for mesh in MESHES for dispatcher in ("Einsum", "Gather")),
-    (MESH, "Einsum", FACTORED),
-)
-
-
-def table():
-    """(mesh, dispatcher, …), annotations -> the row of the table."""
-    return {tuple(row[:4]): row for row in csv.reader(TABLE.read_text().splitlines())}
-
-
-def _task(dispatcher, flags):
-    """Without dropout, which is half of the operations."""
-    training = f"model.moe.training={dispatcher}(groups=8)"
-    return make_task([training, "model.dropout_rate=0.0", *flags.split()])
-
-
-@functools.cache
-def annotated(annotations, dispatcher, flags=""):
-    """The number of annotated tensors of a traced step, gradients included, on any mesh."""
-    if annotations == "all":
-        annotate_all()
-    task = _task(dispatcher, flags)
-    step, weights, on = train_step(task), task.weights(), parse_mesh(MESH)
-
-    def run(batch):
-        with use_mesh(on, task.params.sharding.compute_rules(on)):
-            slots = init_theta(step.optimizer.slots(weights), 0)
-            state = TrainState(tf.constant(0, tf.int64), init_theta(weights, 0), slots)
-            return step(state, NestedMap(batch))[1]
-
-    traced = tf.function(run, autograph=False).get_concrete_function(make_batch(0))
-    return str(traced.graph.as_graph_def()).count('op: "XlaSharding"')
 
 
 @pytest.mark.parametrize(("dispatcher", "each"), [("Einsum", 4), ("Gather", 2)])
 def test_a_step_annotates_only_what_is_dispatched(dispatcher, each):
     """The rows before and after the AllToAlls of two MoE layers, and their gradients."""
-    assert annotated("few", dispatcher) == 2 * 2 * each <= 16
+    assert annotated(dispatcher) == 2 * 2 * each <= 16
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_few_annotations_send_no_more_than_all(case):
-    few, every = (table()[*case, annotations] for annotations in ("few", "all"))
-    assert int(few[4]) <= 16 < int(every[4])
-    assert 0 < int(few[-1]) <= int(every[-1])
+def test_few_annotations_send_no_more_than_all():
+    rows = csv.DictReader(TABLE.read_text().splitlines())
+    by_case = collections.defaultdict(dict)
+    for row in rows:
+        by_case[row["mesh"], row["dispatcher"], row["set"]][row["annotations"]] = row
+    assert len({mesh for mesh, _, _ in by_case}) >= 6
+    for few, every in ((case["few"], case["all"]) for case in by_case.values()):
+        assert int(few["tensors"]) <= 16 < int(every["tensors"])
+        assert 0 < int(few["bytes"]) <= int(every["bytes"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("annotations", ["few", "all"])
-def test_a_step_sends_the_bytes_of_the_table(annotations):
-    for case in ("data:4,expert:2", "Einsum", ""), ("data:2,expert:2,model:2", "Gather", ""):
-        expected = table()[*case, annotations]
-        assert run_on(8, __file__, "step", annotations, *case) == expected
+@pytest.mark.parametrize(
+    "case", [("data:4,expert:2", "Einsum", ""), ("data:2,expert:2,model:2", "Gather", "")]
+)
+def test_a_step_sends_the_bytes_of_the_table(case):
+    (expected,) = (
+        row
+        for row in csv.reader(TABLE.read_text().splitlines())
+        if tuple(row[:4]) == (*case, "few")
+    )
+    assert run_on(8, __file__, "step", *case) == expected
 
 
 def test_how_one_weight_is_cut_does_not_spread_to_another_of_its_shape():
@@ -153,14 +117,9 @@ def test_gradients_of_a_loop_lie_as_their_weights_do_at_rest():
 
 
 def main(what, *arguments):
-    """Prints the results for a test, or the table."""
-    if what == "table":
-        print("mesh,dispatcher,set,annotations,tensors,collectives,bytes")
-        rows = (sent(which, *case) for which in ("few", "all") for case in CASES)
-        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
-        return
+    """Prints the results for a test."""
     if what == "step":
-        found = sent(*arguments)
+        found = row_of("few", *arguments)
     elif what == "cut":
         found = program(Adafactor(), WEIGHTS, "expert:8", SHARDING)
     elif what == "alike":
@@ -169,56 +128,6 @@ def main(what, *arguments):
     else:
         found = loop()
     print(json.dumps(found))
-
-
-def sent(annotations, mesh, dispatcher, flags):
-    """The row of the table: the collectives of a training step."""
-    from lingvo_moe.runtimes.hlo import collectives, count, total_bytes
-    from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
-
-    tensors, task = annotated(annotations, dispatcher, flags), _task(dispatcher, flags)
-    layout = Layout(parse_mesh(mesh), task.params.sharding)
-    program, args = partition_train_step(train_step(task), batch_specs(make_batch(0)), layout)
-    found = collectives(program.lower(*shapes(args)).compile().as_text())
-    sizes = total_bytes(found)
-    kinds = "; ".join(f"{n} {kind} {sizes[kind]}" for kind, n in count(found).items())
-    row = [mesh, dispatcher, flags, annotations, tensors, kinds, sum(sizes.values())]
-    return [str(value) for value in row]
-
-
-@functools.cache
-def annotate_all():
-    """Annotates weights in use, updates and activations too, as layers and optimizers once did."""
-    from lingvo_moe.layers import attention, transformer, transformer_layer
-    from lingvo_moe.moe import dispatch, feed_forward
-    from lingvo_moe.sbp import copies
-    from lingvo_moe.sbp.annotations import annotate
-
-    def of_results(owner, name, *dims):
-        plain, by_rank = getattr(owner, name), {len(letters): letters for letters in dims}
-
-        def one(x):
-            known = tf.is_tensor(x) and x.shape.rank in by_rank
-            return annotate(x, by_rank[x.shape.rank]) if known else x
-
-        setattr(
-            owner, name, lambda *args, **named: tf.nest.map_structure(one, plain(*args, **named))
-        )
-
-    copies.rest_differs = lambda dims=None: True
-    of_results(attention, "dropout", "BNTL")
-    of_results(attention.Attention, "_heads", "BNTD")
-    of_results(attention.Attention, "fprop", "BTM")
-    of_results(transformer, "dropout", "BTM")
-    of_results(transformer_layer, "dropout", "BTM")
-    of_results(feed_forward, "dropout", "RH", "ErH")
-    of_results(dispatch.Dispatcher, "in_groups", "GSM")
-    of_results(dispatch.Einsum, "_one_hot", "GSeC")
-    of_results(dispatch, "Dispatched", "GSM")
-    plain = copies.einsum
-    copies.einsum = lambda equation, *given: (
-        annotate(plain(equation, *given), "BTV") if "BTV" in equation else plain(equation, *given)
-    )
 
 
 def program(optimizer, weights, mesh, sharding):
