@@ -1,6 +1,7 @@
 """Links, commands and code of the documentation are right, and every page is in the index."""
 
 import ast
+import csv
 import functools
 import importlib
 import importlib.util
@@ -19,6 +20,7 @@ from lingvo_moe.config.params import override
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+TABLES = ROOT / "experiments" / "results"
 GENERATED = [DOCS / "reference" / f"{name}.md" for name in ("tools", "params", "extension_points")]
 WRITTEN = [*sorted(ROOT.glob("*.md")), *sorted({*DOCS.rglob("*.md")} - {*GENERATED})]
 PAGES = [*WRITTEN, *GENERATED, *sorted(ROOT.glob("*/results/*.md"))]
@@ -87,6 +89,18 @@ def test_few_numbers():
         words = text.split()
         numbers = [word for word in words if re.match(r"[+\-−(~]*\d", word)]
         assert 100 * len(numbers) <= 4 * max(len(words), 100), f"{page.name}: {numbers}"
+
+
+def test_results_are_those_of_their_tables():
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    averages, demo = (
+        {row[0]: row[1:] for row in csv.reader((TABLES / name).read_text("utf-8").splitlines())}
+        for name in ("tldr_averages.csv", "demo.csv")
+    )
+    for name, label in {"all": "all", "high": "most text", "low": "least text"}.items():
+        pairs, bleu, bilingual, delta, _, floor, *_ = averages[name]
+        assert f"| {label} | {pairs} | {bleu} | {bilingual} | {delta} | {floor} |" in page
+    assert f"BLEU {demo['all'][1]}, bilingual {demo['all'][2]}." in page
 
 
 def test_generated_pages_are_those_of_the_code():
