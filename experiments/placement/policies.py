@@ -195,8 +195,8 @@ CHANGES = ("any slot", "smooth maximum", "any expert, swaps", "rebuild")
 class Literal(PolicyMaker):
     """FlexMoE's algorithms 1 and 2 as they are written, or with our first changes.
 
-    The expert with the most tokens a slot gets a slot of the expert with the fewest, until that no
-    longer makes the busiest device faster.
+    The expert with the most tokens per slot takes a slot from the one with the fewest, while this
+    makes the busiest device faster.
 
     Attributes:
         changes: how many of CHANGES to make.

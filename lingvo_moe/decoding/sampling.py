@@ -54,7 +54,7 @@ class Sampling(Params):
         )
 
     def _of_likeliest(self, logits, noise):
-        """A token of those that are kept; by rank, so of equal ones the lowest."""
+        """Draws a token that is kept, by rank; of equal ones the lowest is taken."""
         size = logits.shape[-1]
         count = tf.where(self.top_k > 0, tf.minimum(self.top_k, size), size)
         # XLA needs a static number; fewer are sorted faster.

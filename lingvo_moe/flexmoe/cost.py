@@ -146,8 +146,11 @@ class CostModel:
 
 
 def _buffer(pairs: np.ndarray) -> int:
-    """Rows of the buffer of each pair of devices that exchange tokens [D, H]: the lowest rung (see
-    Laddered) with room for the busiest pair, and in a device's buffers for the busiest device."""
+    """Rows of the buffer of each pair of devices that exchange tokens [D, H].
+
+    It is the lowest rung (see Laddered) on which a buffer has room for the busiest pair, and all
+    buffers of a device for the busiest device.
+    """
     devices, size = len(pairs), int(pairs.sum(axis=1).max())
     sent, busiest = (pairs * ~np.eye(devices, dtype=bool)).max(), pairs.sum(axis=0).max()
     if not sent:

@@ -100,7 +100,7 @@ def _static(shape):
 
 
 def _bits(shape, seed: tf.Tensor, dtype: tf.DType = tf.uint32) -> tf.Tensor:
-    """Words by the kernel."""
+    """Random words from TensorFlow's kernel."""
     return _generate(shape, *_key_and_counter(seed), dtype)
 
 

@@ -236,7 +236,7 @@ def partition_translate(
         laid_out: whether it takes weights of `partition_lay_out`, split as they are, for theta.
 
     Returns:
-        The program, and the specs of its two arguments; None of weights that are laid out.
+        The program, and the specs of its two arguments; for weights that are laid out None.
     """
     search = task.decode if laid_out else task.translate
 
@@ -254,8 +254,8 @@ def partition_lay_out(task: Any, layout: Layout) -> tuple[jax.stages.Wrapped, di
     """theta -> the weights that beam search needs in another layout; XLA chooses their split.
 
     Returns:
-        The program, and for the weights that stay as they are their names in theta, by the names
-        of `task.lay_out`: they are known after the first call.
+        The program, and the weights that stay as they are: name of `task.lay_out` -> name in
+        theta, filled by the first call.
     """
     kept: dict[str, str] = {}
 

@@ -269,7 +269,7 @@ class Server:
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request):
-        """Ready if each model translates a letter now, in its queue like any sentence."""
+        """Ready if each model translates one character now, in its queue like any sentence."""
         self._refuse_if_draining()
         for name, model in self._models.items():
             source, to = model.direction

@@ -232,7 +232,7 @@ def _first_slots(placement: np.ndarray, num_experts: int) -> np.ndarray:
 
 
 class Round(NamedTuple):
-    """Moves that are made together: int32 [N] each; at the end -1 as target for no move."""
+    """Moves that are made together: int32 [N] each, padded with the target -1, no move."""
 
     targets: np.ndarray
     sources: np.ndarray
