@@ -63,6 +63,13 @@ def _empty(output: PairOutput, tokenizer: str) -> float:
     return sum(bool(source.strip()) and not text.strip() for source, text in pairs) / len(pairs)
 
 
+def _copied(output: PairOutput, tokenizer: str) -> float:
+    texts = list(zip(output.sources, output.hypotheses, output.references, strict=True))
+    return sum(bool(s.strip()) and s == text != reference for s, text, reference in texts) / len(
+        texts
+    )
+
+
 SCORES = (  # of every report
     Column("BLEU", "bleu"),
     Column("baseline", "baseline_bleu"),
@@ -104,6 +111,9 @@ MEASURES = (  # where they are known
         hidden_at=1,
     ),
     _share("empty", "empty", "sources with an empty translation", _empty),
+    _share(
+        "copied", "copied", "translations that are their source, where references differ", _copied
+    ),
     _share(
         "cut",
         "cut",

@@ -26,8 +26,14 @@ def test_values_by_hand():
         "length_ratio": 0.5,
         "brevity_penalty": pytest.approx(0.36788, abs=1e-5),
         "empty": 0.5,
+        "copied": 0.0,
         "cut": 0.5,
     }
+
+
+def test_copies_of_the_source_are_counted_where_the_reference_is_none():
+    output = of(["x", "x", "y", "x"], ["y", "x", "x", "xx"])
+    assert measured(output, "13a")["copied"] == 0.5
 
 
 def test_an_empty_translation_of_an_empty_source_is_right():
