@@ -8,10 +8,9 @@ e on device g, the time of a step is that of the busiest device,
 
 F is not in the paper: it is the time to read an expert's weights and write their gradients, with
 few tokens too. A compiled program differs from the paper (cost_on_mesh_test.py): groups of
-devices are the same in each step, so all take part in the sum of an expert's gradients, and in a
-sum that copies a replica (training.replicas). Each pair of devices has a buffer as large as the
-busiest pair needs. `expected`, by which the policy maker searches, has the pairs' own tokens;
-`of_flow` has the buffers.
+devices are the same in each step, so all take part in the sum of an expert's gradients. Each pair
+of devices has a buffer as large as the busiest pair needs. `expected`, by which the policy maker
+searches, has the pairs' own tokens; `of_flow` has the buffers.
 
 D devices (as sources), H the same as targets, E experts; "..." any leading dimensions.
 """
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.flexmoe.placement import EMPTY, Placement
+from lingvo_moe.flexmoe.placement import Placement, relocation
 from lingvo_moe.hardware.links import Switched
 from lingvo_moe.megablocks.laddered import rooms
 
@@ -130,19 +129,18 @@ class CostModel:
 
     def all_reduce_seconds(self, devices: int) -> float:
         """Seconds to sum an expert's gradients over the first devices."""
-        return self._sum_seconds(self.gradient_bytes, devices)
-
-    def _sum_seconds(self, size: float, devices: int) -> float:
         nodes = np.unique(self.wires.nodes(devices)).size
-        return float(self.wires.sum_seconds(size, np.array(devices / nodes), np.array(nodes)))
+        each = np.array(devices / nodes), np.array(nodes)
+        return float(self.wires.sum_seconds(self.gradient_bytes, *each))
 
     def adjustment_seconds(self, before: Placement, after: Placement) -> float:
         """Seconds of the copies from one placement to another, one after the other.
 
-        Each is a sum of one expert's state over all devices, to which its source alone adds.
+        Each is sent from device to device; within a device it is free.
         """
-        copies = np.count_nonzero((before.slots != after.slots) & (after.slots != EMPTY))
-        return copies * self._sum_seconds(self.state_bytes, self.num_devices)
+        sources, width = relocation(before, after).ravel(), before.slots_per_device
+        to = np.flatnonzero(sources >= 0)
+        return self.state_bytes * float(self._per_byte[sources[to] // width, to // width].sum())
 
 
 def _buffer(pairs: np.ndarray) -> int:

@@ -21,7 +21,7 @@ from lingvo_moe.testing.devices import run_on
 from lingvo_moe.testing.moe_on_mesh import MoeOnMesh
 from lingvo_moe.testing.placements import make_cost
 from lingvo_moe.training.adamw import AdamW
-from lingvo_moe.training.replicas import move_rows, sum_replicas, tensors_to_move
+from lingvo_moe.training.replicas import sum_replicas, tensors_to_move
 from lingvo_moe.training.schedules import Constant
 
 PER_DEVICE, EXPERTS, TOKENS, MODEL, HIDDEN = 3, 6, 64, 128, 32
@@ -65,9 +65,10 @@ def least_rung(flow):
 
 def main(devices):
     """Prices of steps with random placements and loads, and of a move, and what programs send."""
+    import jax
+
     from lingvo_moe.runtimes.hlo import collectives, total_bytes
-    from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
-    from lingvo_moe.sbp.types import parse_mesh
+    from lingvo_moe.runtimes.spmd import exchange_program
 
     wires = Switched(node=devices, local=1.0, remote=1.0)  # a second a byte
     weights = layer(devices).weights()
@@ -113,21 +114,17 @@ def main(devices):
                 "priced synchronise": float(priced.synchronise[0]),
             }
         )
-    held = {
-        name: ArraySpec(spec.shape, "float32", spec.dims)
-        for name, spec in tensors_to_move("placement", weights, memory).items()
-    }
-    moves = {name: ArraySpec((PER_DEVICE,), "int32", ".") for name in ("targets", "sources")}
-
-    def move(held, moves):
-        return dict(move_rows(held, moves.targets, moves.sources).flatten())
-
-    program = partitioned(move, [held, moves], held, Layout(parse_mesh(f"expert:{devices}")))
-    sent = total_bytes(collectives(program.lower(*shapes([held, moves])).compile().as_text()))
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("side",))
+    held = tensors_to_move("placement", weights, memory).values()
+    program = exchange_program(mesh, [jax.sharding.PartitionSpec("side")] * len(held))
+    args = [jax.ShapeDtypeStruct((2 * PER_DEVICE, *spec.shape[1:]), "float32") for spec in held]
+    text = program.lower(args, np.zeros(2, np.int32), np.zeros(2, bool)).compile().as_text()
+    sent = total_bytes(collectives(text))
+    assert set(sent) == {"collective-permute"}
     placement = Placement.even(devices, PER_DEVICE, EXPERTS)
     report = {
         "steps": steps,
-        "move": wires.all_reduce_seconds(sent["all-reduce"], block(devices)),
+        "move": sent["collective-permute"],  # a second a byte
         "priced move": cost.adjustment_seconds(
             placement, Replace(0, 2 * PER_DEVICE).apply(placement)
         ),

@@ -149,13 +149,16 @@ class Migrate(Move):
 def relocation(before: Placement, after: Placement) -> np.ndarray:
     """The source slot of each slot's weights and optimizer state: many moves as one gather.
 
-    A slot that keeps its expert, or is empty, is its own source. Any other slot copies from the
-    first slot that held its expert before.
+    A slot that keeps its expert is its own source. Any other slot copies from the first slot that
+    held its expert before, on its own device if there is one.
 
     Returns:
-        int32 [D, K], numbers of slots of `before`.
+        int32 [D, K], numbers of slots of `before`; -1 for slots that become empty.
     """
     sources = np.arange(before.slots.size, dtype=np.int32).reshape(before.slots.shape)
-    for slot in np.flatnonzero((before.slots != after.slots) & (after.slots != EMPTY)):
-        sources.flat[slot] = np.argmax(before.slots == after.slots.flat[slot])
+    device = sources // before.slots_per_device
+    for slot in np.flatnonzero(before.slots != after.slots):
+        expert = after.slots.flat[slot]
+        fit = 2 * (before.slots == expert) + (device == device.flat[slot])
+        sources.flat[slot] = -1 if expert == EMPTY else fit.argmax()
     return sources

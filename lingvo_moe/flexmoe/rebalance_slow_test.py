@@ -31,9 +31,8 @@ def test_eight_devices_follow_a_skewed_and_drifting_load():
     assert_balances_and_learns(
         [NestedMap({n: np.array(v) for n, v in m.items()}) for m in report["metrics"]]
     )
-    # Moves after the first steps compile nothing.
     assert report["moves"] > 0
-    assert report["compiled"] == 0
+    assert report["programs"] <= DEVICES * (DEVICES + 1) // 2  # of pairs of devices
 
 
 def test_a_step_exchanges_tokens_there_and_back_and_little_else():
@@ -48,30 +47,21 @@ def test_a_step_exchanges_tokens_there_and_back_and_little_else():
 
 
 def main():
-    """Trains; prints each step's metrics, and what was compiled and moved once it was warm."""
-    import jax
-
+    """Trains; prints each step's metrics, what moved late, and the number of programs of copies."""
     from lingvo_moe.runtimes.hlo import collectives, count
     from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sbp.types import parse_mesh
 
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
-    )
     one = task()
     devices = Layout(parse_mesh(f"expert:{DEVICES}"))
     runtime = rebalanced(Spmd(one, one.step(), devices))
-    metrics, warm = [], 0
-    for step in range(STEPS):
-        warm = len(compiled) if step == WARM else warm
-        metrics.append(runtime.train(batch(step)))
+    metrics = [runtime.train(batch(step)) for step in range(STEPS)]
     names = ("balance_ratio", "nll", "dropped", "source_load")
     report = {
         "metrics": [{name: np.asarray(m[name]).tolist() for name in names} for m in metrics],
         "moves": sum(float(m.moves[0]) for m in metrics[WARM:]),
-        "compiled": len(compiled) - warm,
+        "programs": sum(key[0][0] == "exchange" for key in runtime._programs),
     }
     specs = batch_specs(batch(0))
     program, args = partition_train_step(one.step().on_rungs[0], specs, devices)

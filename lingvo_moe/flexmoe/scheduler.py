@@ -1,4 +1,4 @@
-"""The scheduler of moves, which are made between training steps.
+"""The scheduler of moves, which are made in the next training steps.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 3 (scheduler).
 
@@ -19,7 +19,7 @@ class State(NamedTuple):
     """The scheduler's state of one Mixture-of-Experts layer.
 
     Attributes:
-        placement: the current one.
+        placement: the one to reach.
         loads: [D, E], average of the loads; None before the first step.
         active: whether the load was unbalanced last time.
         step: number of steps seen.
@@ -34,16 +34,14 @@ class State(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The moves between this step and the next.
+    """The decision after a step.
 
     Attributes:
-        ratio: balance ratio of this step.
         plan: a new plan; None if the load is balanced, or after a plan without moves.
         moves: those of the plan.
         adjustment_seconds: time of their copies by the cost model.
     """
 
-    ratio: float
     plan: Adjustment | None
     moves: tuple[Move, ...]
     adjustment_seconds: float
@@ -78,7 +76,7 @@ class Scheduler:
             loads: [D, E], this step's tokens of each expert on each source.
 
         Returns:
-            The next state, whose placement must be set before the next step, and the decision.
+            The next state, whose placement is to be reached in the next steps, and the decision.
         """
         past = loads if state.loads is None else state.loads
         ahead = self.smoothing * past + (1 - self.smoothing) * loads
@@ -92,7 +90,6 @@ class Scheduler:
         for move in moves:
             placement = move.apply(placement)
         decision = Decision(
-            ratio=balance_ratio(device_tokens(loads, state.placement)),
             plan=plan,
             moves=moves,
             adjustment_seconds=plan.adjustment_seconds if plan else 0.0,

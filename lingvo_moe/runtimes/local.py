@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +14,13 @@ from lingvo_moe.nn.one_process import check_not_forked
 from lingvo_moe.runtimes.task import NOTHING, SearchRequest, Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
-from lingvo_moe.training.replicas import move_rows, relocate_experts, rounds, tensors_to_move
+from lingvo_moe.training.replicas import (
+    Copy,
+    order_after,
+    placed_after,
+    relocate_experts,
+    tensors_to_move,
+)
 from lingvo_moe.training.step import Compiling, TrainState, TrainStep
 
 _GRAPHS = 32  # of requests, that are kept
@@ -118,25 +124,20 @@ class Local:
         """bool [processes, B]: the rows of a batch that the devices of each process read."""
         return np.ones([1, rows], bool)
 
-    def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
-        """Moves experts of one layer from slot to slot, their optimizer state with them.
+    def relocate(self, table: str, copies: Sequence[Copy]) -> None:
+        """Copies experts of one layer from slot to slot, their optimizer state with them.
 
         Args:
             table: the path of its placement among the weights.
-            source: int32, of the placement's shape: the number of the slot that each slot copies.
-            placement: int32, the expert in each slot after the move.
-
-        Raises:
-            ValueError: there is no such table.
+            copies: to make in order.
         """
         variables = dict(self._variables())
         self._laid_out = None
-        names = tensors_to_move(table, *self._specs())
-        for few in rounds(source, source.size):
-            held = NestedMap.unflatten({name: variables[name].value() for name in names})
-            for name, value in move_rows(held, *few).flatten():
-                variables[name].assign(value)
-        variables[f"theta/{table}"].assign(placement)
+        placed = variables[f"theta/{table}"]
+        order = order_after(copies, placed.shape.num_elements())
+        for name in tensors_to_move(table, *self._specs()):
+            variables[name].assign(tf.gather(variables[name], np.maximum(order, 0)))
+        placed.assign(placed_after(placed.numpy(), order))
 
     def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """The metrics of a batch, in evaluation mode; changes nothing."""

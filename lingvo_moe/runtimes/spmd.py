@@ -1,10 +1,11 @@
 """Many devices: XLA's partitioner through JAX, state in pieces, any number of processes."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lingvo_moe.nn.layer import EVALUATION
@@ -24,7 +25,13 @@ from lingvo_moe.runtimes.lowering import (
 from lingvo_moe.runtimes.task import NOTHING, SearchRequest, Task, next_size
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
-from lingvo_moe.training.replicas import Round, move_rows, relocate_experts, rounds, tensors_to_move
+from lingvo_moe.training.replicas import (
+    Copy,
+    order_after,
+    placed_after,
+    relocate_experts,
+    tensors_to_move,
+)
 from lingvo_moe.training.step import Compiling, TrainStep
 
 _LEAST_LENGTH = 16
@@ -125,33 +132,54 @@ class Spmd:
             found[device.process_index][index] = True
         return found
 
-    def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
-        """See Local. Waits until it is done.
+    def relocate(self, table: str, copies: Sequence[Copy]) -> None:
+        """See Local. Each copy is a program of the devices that have one of its two slots.
 
-        Equal layers share one program. It moves at most as many experts at once as a device has
-        slots, which bounds its memory.
+        The other devices go on, and the host does not wait: the next step begins on a device when
+        the device has made its copies.
         """
-        names = tensors_to_move(table, self._weights, self._slots)
-        directory = table.rpartition("/")[0] + "/"
-        alias = {name: name.replace(directory, "", 1) for name in names}
-        slots = {alias[name]: self._specs[name] for name in names}
-        width = max(2, source.shape[-1])
-        moves = {name: ArraySpec((width,), np.dtype(np.int32), ".") for name in Round._fields}
-
-        def run(held, moves):
-            return dict(move_rows(held, moves.targets, moves.sources).flatten())
-
-        program = self._program(
-            "relocate",
-            lambda: partitioned(run, [slots, moves], slots, self._layout, donate=(0,)),
-            slots | moves,
-        )
-        self._laid_out, held = {}, {alias[name]: self._state[name] for name in names}
-        for few in rounds(source, width):
-            held = program(held, self._fed(few._asdict(), moves))
-        self._state |= {name: jax.block_until_ready(held[alias[name]]) for name in names}
+        self._laid_out = {}
+        names = list(tensors_to_move(table, self._weights, self._slots))
+        held = {
+            name: {piece.device: piece.data for piece in self._state[name].addressable_shards}
+            for name in names
+        }
+        for one in copies:
+            if one.source >= 0:
+                self._exchange(held, one)
+        for name, pieces in held.items():
+            whole = self._state[name]
+            self._state[name] = jax.make_array_from_single_device_arrays(
+                whole.shape, whole.sharding, list(pieces.values())
+            )
         here = f"theta/{table}"
-        self._state[here] = _cut(placement, self._specs[here], self._shardings[here])
+        placed = np.asarray(self._state[here])
+        placed = placed_after(placed, order_after(copies, placed.size))
+        self._state[here] = _cut(placed, self._specs[here], self._shardings[here])
+
+    def _exchange(self, held, one):
+        """Makes a copy in the pieces of tensors by device, on the devices of its two slots."""
+        specs = [self._shardings[name].spec for name in held]
+        devices, others = _by_expert(self._layout.jax_mesh, specs[0][0])
+        width = self._specs[next(iter(held))].shape[0] // len(devices)
+        slots, writes = np.array(sorted([(one.source, one.swap), (one.target, True)]), np.int32).T
+        sides = list(dict.fromkeys((slots // width).tolist()))  # one if a device has both
+        if jax.process_index() not in {d.process_index for d in devices[sides].flat}:
+            return
+        mesh = jax.sharding.Mesh(devices[sides], ("side", *others))
+        specs = [jax.sharding.PartitionSpec("side", *spec[1:]) for spec in specs]
+        few = [
+            jax.make_array_from_single_device_arrays(
+                (len(sides) * width, *self._specs[name].shape[1:]),
+                jax.sharding.NamedSharding(mesh, spec),
+                [pieces[device] for device in mesh.devices.flat if device in pieces],
+            )
+            for spec, (name, pieces) in zip(specs, held.items(), strict=True)
+        ]
+        program = self._program(("exchange", *sides, *specs), lambda: exchange_program(mesh, specs))
+        made = program(few, slots % width, writes.astype(bool))
+        for pieces, after in zip(held.values(), made, strict=True):
+            pieces.update((piece.device, piece.data) for piece in after.addressable_shards)
 
     def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """The metrics of a batch, in evaluation mode; changes nothing."""
@@ -269,6 +297,42 @@ class Spmd:
         """Arrays on the devices; each process sends the parts of its own devices."""
         shardings = self._layout.shardings(specs)
         return {n: _cut(np.asarray(value), specs[n], shardings[n]) for n, value in batch.items()}
+
+
+def _by_expert(mesh, axes):
+    """The devices of a mesh by the slots that they have, which are split over axes, and the names
+    of the other axes."""
+    axes = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+    others = [axis for axis in mesh.axis_names if axis not in axes]
+    devices = mesh.devices.transpose([mesh.axis_names.index(axis) for axis in (*axes, *others)])
+    return devices.reshape(-1, *(mesh.shape[axis] for axis in others)), others
+
+
+def exchange_program(mesh, specs):
+    """(tensors [P, …], at, writes) -> tensors. The row at[0] of side 0 and the row at[1] of side 1,
+    or of the only side, replace each other where writes[0] and writes[1] are true."""
+
+    def across(tensors, at, writes):
+        me = jax.lax.axis_index("side")
+
+        def exchange(tensor):
+            row = jax.lax.dynamic_index_in_dim(tensor, at[me])
+            other = jax.lax.ppermute(row, "side", [(0, 1), (1, 0)])
+            row = jnp.where(writes[me], other, row)
+            return jax.lax.dynamic_update_index_in_dim(tensor, row, at[me], 0)
+
+        return [exchange(tensor) for tensor in tensors]
+
+    def within(tensors, at, writes):
+        order = jnp.where(writes, at[::-1], at)
+        return [tensor.at[at].set(tensor[order]) for tensor in tensors]
+
+    whole = jax.sharding.PartitionSpec()
+    function = across if mesh.shape["side"] > 1 else within
+    mapped = jax.shard_map(
+        function, mesh=mesh, in_specs=(specs, whole, whole), out_specs=specs, check_vma=False
+    )
+    return jax.jit(mapped, donate_argnums=0)
 
 
 def _pad(ids, lengths, spare):

@@ -91,12 +91,13 @@ def without_slots(steps):
 def assert_balances_and_learns(metrics):
     """Asserts that moves of experts balance the load and change no loss.
 
-    The largest load of a device, divided by the mean, is above 2 at first and below 1.25 from step
-    20 on. The losses equal those of `without_slots`.
+    The largest load of a device, divided by the mean, is above 2 at first; from step 20 on it is
+    below 1.2 on average, and never above 1.4. The losses equal those of `without_slots`.
     """
     ratios = [float(m.balance_ratio[0]) for m in metrics]
     assert ratios[0] > 2
-    assert max(ratios[20:]) < 1.25
+    assert np.mean(ratios[20:]) < 1.2
+    assert max(ratios[20:]) < 1.4
     losses = [float(m.nll) for m in metrics]
     np.testing.assert_allclose(losses, without_slots(len(metrics)), rtol=1e-4)
     assert sum(float(m.dropped) for m in metrics) == 0

@@ -294,6 +294,8 @@ class _Loop:
             text = f"loss {scalars['loss']:.3f}  {speed:,.0f} tokens/s"
             scalars |= {"steps_per_second": rate, "tokens_per_second": speed}
             scalars["input_share"] = waited / seconds
+            if "moves" in metrics:
+                text += f"  {np.sum(metrics.moves):.0f} experts moved"
         eta = hours(self._seconds_left(rate))
         self.report(f"step {self.step}/{self.params.max_steps}  {text}{skipped}  ETA {eta}")
         self.events.scalars(self.step, {f"train/{tag}": x for tag, x in scalars.items()})

@@ -1,13 +1,13 @@
-"""Replicas of experts in slots: sums of their gradients, and moves from slot to slot.
+"""Replicas of experts in slots: sums of their gradients, and copies from slot to slot.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4. A TableSpec among the weights gives
 the expert in each slot. The first dimension of the experts' weights then counts slots instead of
 experts.
 
-P slots of a layer, E experts of a layer, N moves of a round.
+P slots of a layer, E experts of a layer.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,12 +162,9 @@ def tensors_to_move(table: str, weights: NestedMap, memory: NestedMap) -> dict[s
         weights: WeightSpecs of the weights.
         memory: WeightSpecs of the optimizer's.
 
-    Returns the specs of the tensors in the table's slots: "theta/…" and "slots/…". Raises
-    ValueError: there is no such table.
+    Returns the specs of the tensors in the table's slots: "theta/…" and "slots/…".
     """
     places = _places(weights)
-    if table not in places.values():
-        raise ValueError(f"No table {table!r} places experts; there are {sorted(places.values())}.")
     return {
         f"{part}/{path}": spec
         for part, specs in (("theta", weights), ("slots", memory))
@@ -231,67 +228,53 @@ def _first_slots(placement: np.ndarray, num_experts: int) -> np.ndarray:
     return np.array([np.argmax(held == expert) for expert in range(num_experts)])
 
 
-class Round(NamedTuple):
-    """Moves that are made together: int32 [N] each, padded with the target -1, no move."""
+class Copy(NamedTuple):
+    """A copy of one expert's state from slot to slot; -1 as the source empties the target."""
 
-    targets: np.ndarray
-    sources: np.ndarray
+    target: int
+    source: int
+    swap: bool = False  # whether the source gets the target's expert
 
 
-def rounds(source: np.ndarray, width: int) -> list[Round]:
-    """Splits moves of many slots into rounds of N moves, to bound the memory of a round.
+def copies(source: np.ndarray) -> list[Copy]:
+    """Moves of many slots, one after the other.
 
-    A slot is written only after all moves that read it; cycles become swaps.
+    A slot is written only after all moves that read it; cycles become swaps. So no expert is ever
+    without a slot.
 
     Args:
-        source: int32, P numbers in any shape: the slot that each slot copies from.
-        width: N, 2 or more.
-
-    Returns:
-        Rounds, to be made in order.
+        source: int32, P numbers in any shape: the slot that each slot copies from, or -1.
     """
     flat = source.ravel().tolist()
     pending = {slot: origin for slot, origin in enumerate(flat) if slot != origin}
     result = []
     while pending:
         needed = set(pending.values())
-        ready = [slot for slot in pending if slot not in needed][:width]
-        if ready:
-            moves = {slot: pending.pop(slot) for slot in ready}
+        slot = next((slot for slot in pending if slot not in needed), None)
+        if slot is not None:
+            result.append(Copy(slot, pending.pop(slot)))
         else:
             slot, origin = pending.popitem()
-            moves = {slot: origin, origin: slot}
+            result.append(Copy(slot, origin, swap=True))
             after = {s: origin if o == slot else o for s, o in pending.items()}
             pending = {s: o for s, o in after.items() if s != o}
-        spare = width - len(moves)
-        targets, sources = [*moves, *[-1] * spare], [*moves.values(), *[0] * spare]
-        result.append(Round(np.array(targets, np.int32), np.array(sources, np.int32)))
     return result
 
 
-def move_rows(held: NestedMap, targets: tf.Tensor, sources: tf.Tensor) -> NestedMap:
-    """The contents of slots [P, …] after one Round.
+def order_after(copies: Sequence[Copy], slots: int) -> np.ndarray:
+    """int [P]: the slot whose expert each slot has after copies; -1 for none."""
+    order = np.arange(slots)
+    for target, origin, swap in copies:
+        held = order[target]
+        order[target] = order[origin] if origin >= 0 else -1
+        if swap:
+            order[origin] = held
+    return order
 
-    On a mesh each move sums one expert's contents over the devices; only its source has them.
-    """
-    names, tensors = zip(*held.flatten(), strict=True)
 
-    def fetch(i, rows):
-        return i + 1, tuple(
-            tf.tensor_scatter_nd_update(row, i[None, None], tf.gather(tensor, sources[i][None]))
-            for row, tensor in zip(rows, tensors, strict=True)
-        )
-
-    empty = tuple(tf.zeros([targets.shape[0], *t.shape[1:]], t.dtype) for t in tensors)
-    made = tf.reduce_sum(tf.cast(targets >= 0, tf.int32))  # they are first
-    _, rows = tf.while_loop(lambda i, _: i < made, fetch, (tf.constant(0), empty))
-    hit = tf.range(tensors[0].shape[0])[:, None] == targets  # [P, N]
-    row, takes = tf.argmax(tf.cast(hit, tf.int32), axis=1), tf.reduce_any(hit, axis=1)
-    moved = (
-        tf.where(_beside(takes, tensor), tf.gather(new, row), tensor)
-        for new, tensor in zip(rows, tensors, strict=True)
-    )
-    return NestedMap.unflatten(dict(zip(names, moved, strict=True)))
+def placed_after(placed: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """A table of experts after copies; see `order_after`."""
+    return np.append(placed, -1)[order].reshape(placed.shape)
 
 
 def _places(weights: NestedMap) -> dict[str, str]:
