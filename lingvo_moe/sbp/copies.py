@@ -1,10 +1,10 @@
 """Late sums: the gradient of a weight has the type P until the last micro-batch.
 
 Devices with different rows hold copies of a weight, and its gradient is a sum over these devices.
-XLA has no type P: it computes this sum together with the gradient, once for each micro-batch. To
-compute it once, a weight whose gradient is P gets one more dimension: device d uses copy d, and the
-gradient of copy d is the summand of device d. Summands are added over micro-batches; devices
-communicate only when `sum_copies` sums the copies.
+XLA has no type P: it computes this sum together with the gradient, once for each micro-batch. So P
+needs a dimension. A weight whose gradient is P, by its type, gets one more: device d uses copy d,
+and the gradient of copy d is the summand of device d. Summands are added over micro-batches;
+devices communicate only when `sum_copies` sums the copies.
 
 A weight may lie in one way at rest, between steps, and in another way in use, in a step. Layers
 apply their weights with the functions below. These accept weights with or without this dimension,
@@ -20,8 +20,6 @@ from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.zeros import runtime_zeros
 from lingvo_moe.sbp.annotations import active, annotate, attach, rest_differs, tile_sharding
 from lingvo_moe.sbp.types import B, NdSbp, P, axes_of, axes_with, type_of
-
-_COPY = "Z"  # a letter for D that is in no equation
 
 
 def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
@@ -109,8 +107,8 @@ def einsum(equation: str, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     rows_term, weight_term = terms.split(",")
     if weight.shape.rank == len(weight_term):
         return tf.einsum(equation, rows, weight)
-    copied = f"{_COPY}{rows_term},{_COPY}{weight_term}->{_COPY}{result}"
-    return merge_rows(tf.einsum(copied, split_rows(rows, weight, len(weight_term)), weight))
+    by_copy = split_rows(rows, weight, len(weight_term))
+    return merge_rows(tf.einsum(f"...{rows_term},...{weight_term}->...{result}", by_copy, weight))
 
 
 def matmul(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
