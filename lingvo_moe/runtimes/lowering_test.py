@@ -26,6 +26,11 @@ WEIGHTS = NestedMap(
     query=WeightSpec((ROWS, COLUMNS), Constant(0.5), "MA"),
 )
 SHARDING = ShardingParams(state_rules=(("e", ("expert",)),))
+# As many experts as elements of all heads: the output has the shape of the rows of experts.
+EQUAL = NestedMap(
+    output=WeightSpec((3, 8, 16), Constant(0.5), "YAM"),
+    experts=WeightSpec((3, 8, 16, 32), Constant(0.5), "YEMH"),
+)
 # Three of each: whole, cut at rest along what is averaged over or along the rows, and experts.
 ALIKE = NestedMap(
     {
@@ -96,6 +101,10 @@ def test_how_one_weight_is_cut_does_not_spread_to_another_of_its_shape():
     assert max(gathered, default=0) <= 4 * COLUMNS
 
 
+def test_how_experts_are_cut_does_not_spread_to_a_weight_of_the_shape_of_their_rows():
+    assert "all-gather" not in {kind for kind, _ in run_on(8, __file__, "equal")}
+
+
 @pytest.mark.slow
 def test_weights_that_are_stacked_send_what_they_send_one_by_one():
     """A stack is split like its weights: their collectives become one with all their bytes."""
@@ -122,6 +131,8 @@ def main(what, *arguments):
         found = row_of("few", *arguments)
     elif what == "cut":
         found = program(Adafactor(), WEIGHTS, "expert:8", SHARDING)
+    elif what == "equal":
+        found = program(Adafactor(min_dim_size_to_factor=8), EQUAL, "expert:8", ShardingParams())
     elif what == "alike":
         optimizers = Adafactor(), OneByOne()
         found = [program(o, ALIKE, "data:2,expert:4", ZeRO()) for o in optimizers]

@@ -107,8 +107,9 @@ class Adafactor(Optimizer):
             lay_at_rest(of, spec.dims[:axis] + "." + spec.dims[axis + 1 :])
             for of, axis in ((of_row, col_axis), (of_col, row_axis))
         )
-        by_row = mean_of(squared * of_col, [col_axis])
-        update_square = mean_of(by_row * of_row, axes)
+        by_row = tf.reduce_sum(squared * of_col, col_axis, keepdims=True)
+        # Divided last, as in mean_of: an output [A, M] with A = E has the shape of experts' rows.
+        update_square = mean_of(by_row * of_row, axes) / spec.shape[col_axis]
 
         def scale(step):
             return (step * tf.sqrt(of_row)) * tf.sqrt(of_col)
