@@ -11,8 +11,8 @@ import numpy as np
 
 from lingvo_moe.flexmoe.cost import CostModel
 from lingvo_moe.flexmoe.placement import Placement
-from lingvo_moe.flexmoe.policy_maker import PolicyMaker, SearchState
-from lingvo_moe.flexmoe.scheduler import Scheduler, State, count_moves
+from lingvo_moe.flexmoe.policy_maker import PolicyMaker
+from lingvo_moe.flexmoe.scheduler import Scheduler, State
 from lingvo_moe.testing.device_flow import device_flow
 
 
@@ -188,7 +188,7 @@ class Shadowing(_Static):
         return state, best
 
 
-CHANGES = ("any slot", "smooth maximum", "any expert, swaps", "rebuild")
+CHANGES = ("any slot", "smooth maximum", "any expert, swaps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,12 +203,6 @@ class Literal(PolicyMaker):
     """
 
     changes: int = 0
-
-    def plan(self, loads, placement):
-        """See PolicyMaker."""
-        if self.changes == len(CHANGES):
-            return super().plan(loads, placement)
-        return self._cut(placement, self._search(SearchState(self.cost, loads, placement)))
 
     def next_move(self, board):
         """See PolicyMaker."""
@@ -234,7 +228,7 @@ class Flex(Policy):
         interval: plans every so many steps instead, independent of the loads (FlexMoE's figure 6).
         changes: see Literal.
         horizon: see PolicyMaker.
-        smoothing: see Scheduler.
+        smoothing, copies: see Scheduler.
     """
 
     name: str = "flex"
@@ -242,14 +236,15 @@ class Flex(Policy):
     changes: int = len(CHANGES)
     horizon: float = PolicyMaker.horizon
     smoothing: float = Scheduler.smoothing
+    copies: int = Scheduler.copies
 
     def start(self, cost, slots, experts):
         return State(Placement.even(cost.num_devices, slots, experts))
 
     def step(self, cost, state, loads):
-        counts = state.placement.counts()
+        counts = state.placed.counts()
         maker = Literal(cost=cost, horizon=self.horizon, changes=self.changes)
-        scheduler = Scheduler(maker=maker, smoothing=self.smoothing)
+        scheduler = Scheduler(maker=maker, smoothing=self.smoothing, copies=self.copies)
         if self.interval is not None:
             limit = np.inf if state.step % self.interval else 0.0
             scheduler = dataclasses.replace(scheduler, threshold=limit, release=limit)
@@ -258,7 +253,7 @@ class Flex(Policy):
             device_flow(loads, counts),
             counts,
             int(loads.sum()),
-            count_moves(decision.moves),
+            len(decision.copies),
             decision.adjustment_seconds,
         )
         return state, outcome
@@ -279,9 +274,8 @@ class Oracle(Policy):
     def step(self, cost, state, loads):
         free = dataclasses.replace(cost, state_bytes=0.0)
         maker = PolicyMaker(cost=free, max_moves=256)
-        plan = maker.plan(loads, state)
-        for move in plan.moves:
+        before = state
+        for move in maker.plan(loads, state).moves:
             state = move.apply(state)
-        counts = state.counts()
-        flow = device_flow(loads, counts)
-        return state, Outcome(flow, counts, int(loads.sum()), count_moves(plan.moves))
+        counts, moves = state.counts(), int((state.slots != before.slots).sum())
+        return state, Outcome(device_flow(loads, counts), counts, int(loads.sum()), moves)

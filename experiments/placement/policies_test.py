@@ -71,7 +71,7 @@ def test_flex_decides_by_the_past_and_the_oracle_by_the_present():
     rng = np.random.default_rng(0)
     cost = make_cost(4, token_bytes=0.0, gradient_bytes=0.0, state_bytes=1e-3)
     loads = rng.poisson([400, 20, 20, 20], (4, 4))
-    for policy, first in ((Flex(), "unbalanced"), (Oracle(), "balanced")):
+    for policy, first in ((Flex(copies=9), "unbalanced"), (Oracle(), "balanced")):
         state = policy.start(cost, 4, 4)
         ratios = []
         for _ in range(3):

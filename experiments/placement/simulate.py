@@ -30,7 +30,6 @@ SEARCHES = (
 AVERAGES = (
     Shadowing(),
     *(Flex(name=f"flex, {n} steps averaged", smoothing=1 - 1 / n) for n in (1, 2, 4, 8, 16)),
-    Flex(name="flex, no rebuild", changes=3),
 )
 COMPARISONS = {
     "policies": POLICIES,

@@ -105,8 +105,8 @@ def test_the_order_of_policies_on_skewed_loads():
     assert flex.token_efficiency == 1.0 > capacity.token_efficiency
     assert flex.expert_efficiency > max(capacity.expert_efficiency, shadowing.expert_efficiency)
     assert speed_up(flex, capacity)[1] > 1
-    assert runs[3].ratio[0, 0] > 2 > 1.25 > flex.worst_ratio
-    assert runs[3].moves[1:].sum() > 0 == runs[4].moves[1:].sum()
+    assert runs[3].ratio[0, 0] > 2 > 1.5 > flex.worst_ratio
+    assert runs[3].moves[20:].sum() > 0 == runs[4].moves[20:].sum()
     assert frozen.ratio > flex.ratio
     rows = table([dataclasses.replace(mean, moves=1.25) for mean in means]).rows
     assert [row[0] for row in rows][:2] == ["static, capacity 1", "static, no limit"]

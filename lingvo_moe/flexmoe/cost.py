@@ -116,11 +116,6 @@ class CostModel:
             self.sync_seconds(counts).sum(axis=0),
         )
 
-    def exchange_seconds_per_token(self) -> float:
-        """Seconds of all exchanges of a token between two devices, mean over pairs."""
-        pairs = self.num_devices * (self.num_devices - 1)
-        return _EXCHANGES * self.token_bytes * float(self._per_byte.sum()) / max(pairs, 1)
-
     def sync_seconds(self, counts: np.ndarray) -> np.ndarray:
         """[..., D], seconds to sum an expert's gradients; 0 if a single device holds it."""
         several = np.count_nonzero(counts, axis=-1) > 1

@@ -82,6 +82,11 @@ class Placement:
             table.flat[slot] = expert
         return Placement(table, self.num_experts)
 
+    def after(self, order: np.ndarray) -> "Placement":
+        """This placement after copies, by their order (training.replicas.order_after)."""
+        slots = np.append(self.slots, EMPTY)[order].reshape(self.slots.shape)
+        return Placement(slots, self.num_experts)
+
 
 class Move(abc.ABC):
     """One change of a placement."""

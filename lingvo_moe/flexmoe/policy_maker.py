@@ -11,8 +11,6 @@ Differences from the paper:
   are equally busy. So this search lowers a smooth maximum over devices, their norm of order 16. If
   no slot for the busiest expert helps, it tries more slots for the other experts of the busiest
   device, then other experts in that device's slots, then swaps of its slots.
-- If devices are still unequal at the end, the result is compared with a search from a new placement
-  (rebuild.py).
 - The value of a plan is its gain over `horizon` steps minus the time of its copies. The plan is cut
   where its value is highest, so a plan without value is empty.
 
@@ -27,10 +25,8 @@ import numpy as np
 
 from lingvo_moe.flexmoe.cost import CostModel
 from lingvo_moe.flexmoe.placement import EMPTY, Expand, Migrate, Move, Placement, Replace
-from lingvo_moe.flexmoe.rebuild import find_moves, rebuild_placement
 
 _EPSILON = 1e-9
-_LEVEL = 1.1
 _IDLE = 32  # devices whose slots are tried in swaps, the least busy first
 
 
@@ -76,19 +72,7 @@ class PolicyMaker:
             A plan, possibly without moves.
         """
         board = SearchState(self.cost, loads, placement)
-        plan = self._cut(placement, self._search(board))
-        # The mean over devices depends little on the placement.
-        if plan.seconds_after <= _LEVEL * board.level_seconds:
-            return plan
-        rebuilt = SearchState(self.cost, loads, rebuild_placement(self.cost, loads, placement))
-        placed = self._search(rebuilt)[-1][1]
-        other = dataclasses.replace(
-            plan,
-            moves=find_moves(placement, placed),
-            seconds_after=rebuilt.step_seconds,
-            adjustment_seconds=self.cost.adjustment_seconds(placement, placed),
-        )
-        return max(plan, other, key=self._net)
+        return self._cut(placement, self._search(board))
 
     def _search(self, board: "SearchState") -> list[tuple[Move | None, Placement, float]]:
         """Greedy steps, beginning with none: (move, placement after it, seconds of a step)."""
@@ -163,11 +147,6 @@ class SearchState:
     def step_seconds(self) -> float:
         """Of the busiest device."""
         return float(self.busy.max())
-
-    @property
-    def level_seconds(self) -> float:
-        """The same with perfect balance of devices."""
-        return float(self.busy.mean())
 
     def apply(self, move: Move) -> None:
         """Makes the move."""

@@ -6,27 +6,31 @@ D devices, E experts.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from lingvo_moe.flexmoe.cost import balance_ratio, device_tokens
-from lingvo_moe.flexmoe.placement import Migrate, Move, Placement, Shrink
+from lingvo_moe.flexmoe.placement import Placement, relocation
 from lingvo_moe.flexmoe.policy_maker import Adjustment, PolicyMaker
+from lingvo_moe.training.replicas import Copy, copies, order_after
 
 
 class State(NamedTuple):
     """The scheduler's state of one Mixture-of-Experts layer.
 
     Attributes:
-        placement: the one to reach.
+        placed: the current placement.
+        plan: the placement to reach; None for the same.
         loads: [D, E], average of the loads; None before the first step.
         active: whether the load was unbalanced last time.
         step: number of steps seen.
         rest: no planning before this step.
     """
 
-    placement: Placement
+    placed: Placement
+    plan: Placement | None = None
     loads: np.ndarray | None = None
     active: bool = False
     step: int = 0
@@ -38,12 +42,12 @@ class Decision(NamedTuple):
 
     Attributes:
         plan: a new plan; None if the load is balanced, or after a plan without moves.
-        moves: those of the plan.
-        adjustment_seconds: time of their copies by the cost model.
+        copies: those to make now.
+        adjustment_seconds: their time by the cost model.
     """
 
     plan: Adjustment | None
-    moves: tuple[Move, ...]
+    copies: Sequence[Copy]
     adjustment_seconds: float
 
 
@@ -52,7 +56,8 @@ class Scheduler:
     """Decides on moves from the loads of each step.
 
     It plans from when the balance ratio exceeds `threshold` until it is at most `release`. The
-    balance ratio is the busiest device's tokens divided by the mean, 1 is balance.
+    balance ratio is the busiest device's tokens divided by the mean, 1 is balance. The copies of a
+    plan are spread over the next steps; a later plan replaces the rest.
 
     Attributes:
         maker: makes plans.
@@ -60,6 +65,7 @@ class Scheduler:
         smoothing: weight of the past in the average of loads to plan for: 0 is the last step alone,
             0.75 about four. Few tokens make loads noisy, and moves that follow noise do not pay.
         patience: steps without planning after an empty plan.
+        copies: most copies after a step.
     """
 
     maker: PolicyMaker
@@ -67,36 +73,31 @@ class Scheduler:
     release: float = 1.05
     smoothing: float = 0.75
     patience: int = 4
+    copies: int = 2
 
     def step(self, state: State, loads: np.ndarray) -> tuple[State, Decision]:
         """Called after every training step.
 
         Args:
-            state: from the last call; `State(placement)` at the beginning.
+            state: from the last call; `State(placed)` at the beginning.
             loads: [D, E], this step's tokens of each expert on each source.
 
         Returns:
-            The next state, whose placement is to be reached in the next steps, and the decision.
+            The next state, for which the copies must be made before the next step, and the
+            decision.
         """
         past = loads if state.loads is None else state.loads
         ahead = self.smoothing * past + (1 - self.smoothing) * loads
-        ratio = balance_ratio(device_tokens(ahead, state.placement))
+        placement, rest, plan = state.plan or state.placed, state.rest, None
+        ratio = balance_ratio(device_tokens(ahead, placement))
         active = ratio > (self.release if state.active else self.threshold)
-        plan, rest, placement = None, state.rest, state.placement
         if active and state.step >= rest:
             plan = self.maker.plan(ahead, placement)
             rest = state.step + 1 + (0 if plan.moves else self.patience)
-        moves = plan.moves if plan else ()
-        for move in moves:
+        for move in plan.moves if plan else ():
             placement = move.apply(placement)
-        decision = Decision(
-            plan=plan,
-            moves=moves,
-            adjustment_seconds=plan.adjustment_seconds if plan else 0.0,
-        )
-        return State(placement, ahead, active, state.step + 1, rest), decision
-
-
-def count_moves(moves: tuple[Move, ...]) -> int:
-    """The number of copies: two for a swap, none for emptying a slot."""
-    return sum({Migrate: 2, Shrink: 0}.get(type(move), 1) for move in moves)
+        few = copies(relocation(state.placed, placement))[: self.copies]
+        placed = state.placed.after(order_after(few, placement.slots.size))
+        seconds = self.maker.cost.adjustment_seconds(state.placed, placed)
+        state = State(placed, placement, ahead, active, state.step + 1, rest)
+        return state, Decision(plan, few, seconds)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from lingvo_moe.flexmoe.placement import Expand, Migrate, Placement, Replace, Shrink
+from lingvo_moe.flexmoe.placement import Placement
 from lingvo_moe.flexmoe.policy_maker import PolicyMaker
-from lingvo_moe.flexmoe.scheduler import Scheduler, State, count_moves
+from lingvo_moe.flexmoe.scheduler import Scheduler, State
 from lingvo_moe.testing.placements import make_cost
 
 
@@ -27,10 +27,6 @@ def _maker(devices=4, **changes):
     return PolicyMaker(cost=make_cost(devices, **changes))
 
 
-def test_moves_are_counted():
-    assert count_moves((Replace(0, 3), Expand(1, 2), Migrate(0, 1), Shrink(4))) == 4
-
-
 def test_after_a_plan_without_moves_it_rests():
     # Four experts in four slots: nothing can move for less than it costs, whatever the loads.
     start, loads = Placement([[0], [1], [2], [3]], 4), np.tile(np.array([97, 1, 1, 1]), (4, 1))
@@ -40,4 +36,18 @@ def test_after_a_plan_without_moves_it_rests():
         state, decision = scheduler.step(state, loads)
         planned.append(decision.plan is not None)
     assert planned == [True, False, False, False] * 2 + [True]
-    assert state.placement == start
+    assert state.placed == start
+
+
+def test_a_plan_is_made_over_several_steps():
+    start, loads = Placement.even(4, 2, 4), np.tile(np.array([91, 3, 3, 3]), (4, 1))
+    scheduler = Scheduler(
+        maker=_maker(token_bytes=0.0, gradient_bytes=0.0, state_bytes=0.0), copies=1
+    )
+    state, made = State(start), 0
+    for _ in range(6):
+        state, decision = scheduler.step(state, loads)
+        assert len(decision.copies) <= 1
+        made += len(decision.copies)
+    assert made > 1
+    assert state.placed == state.plan != start

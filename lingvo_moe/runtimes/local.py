@@ -17,7 +17,6 @@ from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import (
     Copy,
     order_after,
-    placed_after,
     relocate_experts,
     tensors_to_move,
 )
@@ -137,7 +136,8 @@ class Local:
         order = order_after(copies, placed.shape.num_elements())
         for name in tensors_to_move(table, *self._specs()):
             variables[name].assign(tf.gather(variables[name], np.maximum(order, 0)))
-        placed.assign(placed_after(placed.numpy(), order))
+        slots = np.append(placed, -1)[order]
+        placed.assign(slots.reshape(placed.shape))
 
     def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """The metrics of a batch, in evaluation mode; changes nothing."""

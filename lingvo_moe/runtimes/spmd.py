@@ -28,7 +28,6 @@ from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import (
     Copy,
     order_after,
-    placed_after,
     relocate_experts,
     tensors_to_move,
 )
@@ -154,8 +153,8 @@ class Spmd:
             )
         here = f"theta/{table}"
         placed = np.asarray(self._state[here])
-        placed = placed_after(placed, order_after(copies, placed.size))
-        self._state[here] = _cut(placed, self._specs[here], self._shardings[here])
+        slots = np.append(placed, -1)[order_after(copies, placed.size)].reshape(placed.shape)
+        self._state[here] = _cut(slots, self._specs[here], self._shardings[here])
 
     def _exchange(self, held, one):
         """Makes a copy in the pieces of tensors by device, on the devices of its two slots."""

@@ -272,11 +272,6 @@ def order_after(copies: Sequence[Copy], slots: int) -> np.ndarray:
     return order
 
 
-def placed_after(placed: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """A table of experts after copies; see `order_after`."""
-    return np.append(placed, -1)[order].reshape(placed.shape)
-
-
 def _places(weights: NestedMap) -> dict[str, str]:
     """Path of the weights that a table places -> path of the table."""
     return {
