@@ -95,12 +95,15 @@ class Format(Params, abc.ABC):
 
     def hint(self, output: Path, model_dir: ModelDir) -> str:
         """A command to try an export."""
-        if not self.has_client:
+        if not (program := self.program(output)):
             return f"ls {shlex.quote(str(output))}"
         source, target = model_dir.some_languages
         needed = f" --source_language={source}" if model_dir.task.needs_source_language else ""
-        client = shlex.quote(str(output / CLIENT))
-        return f"python {client}{needed} --to={target} 'a sentence'"
+        return f"{program}{needed} --to={target} 'a sentence'"
+
+    def program(self, output: Path) -> str | None:
+        """The start of a command that translates with an export; None if there is none."""
+        return f"python {shlex.quote(str(output / CLIENT))}" if self.has_client else None
 
 
 def directory_size(path: Path) -> int:

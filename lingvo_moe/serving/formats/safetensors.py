@@ -1,6 +1,7 @@
 """Export of weights in one .safetensors file, which all tools read like a logdir."""
 
 import dataclasses
+import shlex
 
 import numpy as np
 
@@ -22,6 +23,10 @@ class Safetensors(Format):
                 f"A safetensors file of weights cannot store the scales of {self.storage.name}; "
                 f"pass --dtype=bfloat16, or --format=saved_model."
             )
+
+    def program(self, output):
+        """The tool, which reads an export as it reads a logdir."""
+        return f"lingvo-moe-translate --logdir={shlex.quote(str(output))}"
 
     def write(self, model_dir, theta, step, directory):
         """Writes the weights, the params and the vocabularies."""
