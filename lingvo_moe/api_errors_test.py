@@ -33,7 +33,9 @@ def test_paths_in_the_home_directory(logdir, tmp_path, monkeypatch):
         lm.load(None)
 
 
-@pytest.fixture(scope="module", params=["logdir", "SavedModel"])
+@pytest.fixture(
+    scope="module", params=["logdir", pytest.param("SavedModel", marks=pytest.mark.slow)]
+)
 def loaded(request, logdir, tmp_path_factory):
     if request.param == "logdir":
         return lm.load(logdir)

@@ -323,6 +323,7 @@ class TestExamples:
         model = lm.load(tmp_path / "m")
         assert (model.step, model.logdir.pairs) == (2, ("xx-en",))
 
+    @pytest.mark.slow
     def test_translate_and_score(self, world, run):
         lines = run("translate_and_score.py", world[0], "en", *SENTENCES[::2])
         assert lines[0] == SENTENCES[0]

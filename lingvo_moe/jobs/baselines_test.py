@@ -14,13 +14,15 @@ from lingvo_moe.evaluation.evaluate import Baselines
 from lingvo_moe.jobs import baselines
 from lingvo_moe.jobs.baselines import train_baselines
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.testing.logdirs import training_job
-from lingvo_moe.testing.tiny_world import SHRINK, dataset, without
+from lingvo_moe.testing.logdirs import SMALLEST_DENSE, training_job
+from lingvo_moe.testing.tiny_world import dataset, without
 from lingvo_moe.training.loop import TrainResult
+
+_SMALL = [*SMALLEST_DENSE, "train.max_steps=2"]
 
 
 def _job(logdir, **fields):
-    return training_job(logdir, "train.max_steps=2", model="tiny.Bilingual", **fields)
+    return training_job(logdir, *_SMALL, model="tiny.Bilingual", **fields)
 
 
 def test_they_resume_and_their_report_serves_as_baseline(tmp_path):
@@ -31,7 +33,7 @@ def test_they_resume_and_their_report_serves_as_baseline(tmp_path):
         dataset(),
         tmp_path,
         pairs=pairs,
-        set=[*SHRINK, "train.max_steps=2"],
+        set=_SMALL,
         report=lines.append,
     )
     assert any(line.startswith("[2/2 qta-en] step 2/2") for line in lines)
@@ -140,11 +142,11 @@ def test_each_pair_gets_the_model_with_the_lowest_dev_loss(tmp_path, pretended):
 def test_several_params_have_names(tmp_path, pretended):
     """A logdir that was made by the name of the registered model is used again."""
     pretended.update({("tiny.Bilingual", "qna-en"): 2.0, ("shorter", "qna-en"): 1.5})
-    longer = override(api.params("tiny.Bilingual"), [*SHRINK, "train.max_steps=9"])
+    longer = override(api.params("tiny.Bilingual"), [*SMALLEST_DENSE, "train.max_steps=9"])
     models = {"tiny.Bilingual": longer, "shorter": override(longer, ["train.max_steps=5"])}
     given = {"output": tmp_path, "pairs": ["qna-en"], "set": ["train.log_every=1"]}
     api.train_baselines(
-        "tiny.Bilingual", dataset(), **given | {"set": [*SHRINK, "train.max_steps=9"]}
+        "tiny.Bilingual", dataset(), **given | {"set": [*SMALLEST_DENSE, "train.max_steps=9"]}
     )
     report = api.train_baselines(models, dataset(), **given)
     assert report.pairs[0].model == "shorter"

@@ -2,11 +2,14 @@ import json
 
 import pytest
 
+from lingvo_moe.evaluation.report import save_report
 from lingvo_moe.jobs.compare import FILE, Setting, compare
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import SMALLEST
+from lingvo_moe.testing.reports import make_report, make_score
 from lingvo_moe.testing.tiny_world import dataset
-from lingvo_moe.training.summaries import read_scalars
+from lingvo_moe.training.summaries import SummaryWriter, read_scalars
 
 _ROW = Setting.parse(
     "top-1: tiny.MoE; model.moe.gating=Switch(); model.moe.training.capacity_factor=0.5"
@@ -14,8 +17,31 @@ _ROW = Setting.parse(
 _SHORT = [*SMALLEST, "train.max_steps=4", "train.eval_every=2", "train.log_every=1"]
 
 
-def test_runs_are_made_once_and_averaged(tmp_path):
+def _pretend_to_train(job):
+    """Writes the events of a run whose dev loss is its seed after 2 steps, and less after 4."""
+    if (job.logdir / "events").exists():
+        return
+    writer = SummaryWriter(job.logdir / "events")
+    seed = ModelDir.create(job.logdir, job.model, job.overrides, job.dataset).params.train.seed
+    for step, loss in ((2, seed), (4, seed / 2)):
+        sides = {f"drop_rate/{side}/layer_00": 0.1 * loss * step for side in ("encoder", "decoder")}
+        train = {"tokens": 70.0, "steps_per_second": 4.0, **sides}
+        writer.scalars(step, {"dev/loss": loss, **{f"train/{k}": v for k, v in train.items()}})
+    job.report("step 4/4")
+
+
+def _pretend_to_evaluate(model_dir, data, output, make_runtime, report, split, overwrite):
+    output.mkdir(exist_ok=True)
+    scores = (make_score(pair.name, 9, 20.0) for pair in data.pairs)
+    save_report(make_report(*scores, split=split), output)
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_runs_are_made_once_and_averaged(tmp_path, monkeypatch, real):
     lines = []
+    if not real:
+        monkeypatch.setattr("lingvo_moe.jobs.compare.train_model", _pretend_to_train)
+        monkeypatch.setattr("lingvo_moe.jobs.compare.evaluate", _pretend_to_evaluate)
 
     def runs(seeds, split=None):
         compare([_ROW], dataset(), tmp_path, seeds, _SHORT, Local, lines.append, split=split)

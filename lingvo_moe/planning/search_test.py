@@ -40,7 +40,7 @@ CORES = {
 DISPATCHER = "model.moe.training"
 
 
-FAST = ("m4.MoE128E12L", "m4.MoE512E36L", "m4.T96L", "m4.Bilingual")
+FAST = ("m4.MoE128E12L", "m4.T96L", "m4.Bilingual")
 
 
 @pytest.mark.parametrize(

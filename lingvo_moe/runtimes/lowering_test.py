@@ -65,7 +65,10 @@ class OneByOne(Adafactor):
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "few_annotations.csv"
 
 
-@pytest.mark.parametrize(("dispatcher", "each"), [("Einsum", 4), ("Gather", 2)])
+@pytest.mark.parametrize(
+    ("dispatcher", "each"),
+    [pytest.param("Einsum", 4, marks=pytest.mark.slow), ("Gather", 2)],
+)
 def test_a_step_annotates_only_what_is_dispatched(dispatcher, each):
     """The rows before and after the AllToAlls of two MoE layers, and their gradients."""
     assert annotated(dispatcher) == 2 * 2 * each <= 16

@@ -1,11 +1,11 @@
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
 
-from lingvo_moe.testing.devices import environment, free_address
+from lingvo_moe.testing.devices import free_address, variables
+from lingvo_moe.testing.forks import Fork, wait_for_all
+from lingvo_moe.testing.waiting import wait_until
 
 LONELY = """
 import sys
@@ -16,15 +16,25 @@ with processes.join_processes(sys.argv[1], int(sys.argv[2]), 2):
 """
 
 
-def test_others_that_never_come():
+@pytest.fixture
+def start(tmp_path):
+    """Starts a program as a process with one device."""
+
+    def run(program, *arguments, **more):
+        path = tmp_path / "program.py"
+        path.write_text(program)
+        return Fork(str(path), *map(str, arguments), variables=variables(1) | more)
+
+    return run
+
+
+def test_others_that_never_come(start):
     """Neither for the first process nor for another."""
-    addresses = free_address(), free_address()
-    lonely = [_start(LONELY, address, str(i)) for i, address in enumerate(addresses)]
+    lonely = [start(LONELY, free_address(), index) for index in (0, 1)]
     reasons = ("missing: 1", "process 0: Connection refused")
-    for process, reason in zip(lonely, reasons, strict=True):
-        out, errors = process.communicate(timeout=120)
-        assert (process.returncode, out) == (1, "")
-        assert f"Not all processes connected within 2 s ({reason}). Start all" in errors
+    for done, reason in zip(wait_for_all(lonely), reasons, strict=True):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"Not all processes connected within 2 s ({reason}). Start all" in done.stderr
 
 
 MEETING = """
@@ -37,6 +47,17 @@ with processes.join_processes(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])) a
 """
 
 
+@pytest.fixture
+def meet(start):
+    """Runs processes with these indexes and counts."""
+
+    def run(*processes):
+        address = free_address()
+        return wait_for_all([start(MEETING, address, *both) for both in processes])
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("processes", "cause"),
     [
@@ -44,34 +65,33 @@ with processes.join_processes(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])) a
         (((0, 3), (1, 3), (1, 3)), "Two processes have --process_index=1"),
     ],
 )
-def test_flags_that_do_not_fit_end_all_with_the_cause(processes, cause):
+def test_flags_that_do_not_fit_end_all_with_the_cause(meet, processes, cause):
     """JAX would abort one and let the others wait."""
-    for code, out, errors in _meet(*processes):
-        assert (code, out) == (1, "")
-        assert cause in errors
+    for done in meet(*processes):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert cause in done.stderr
 
 
-def test_texts_and_numbers_of_all():
-    for code, out, errors in _meet((0, 2), (1, 2)):
-        assert (code, out) == (0, "['of 0', 'of 1'] 5\n"), errors
+def test_texts_and_numbers_of_all(meet):
+    for done in meet((0, 2), (1, 2)):
+        assert (done.returncode, done.stdout) == (0, "['of 0', 'of 1'] 5\n"), done.stderr
 
 
-def test_a_process_that_starts_again_and_others_that_connect():
+def test_a_process_that_starts_again_and_others_that_connect(start):
     """The first process 1 ends before all are here; a port scan is no process."""
     address = free_address()
     host, port = address.split(":")
-    first = _start(MEETING, address, "0", "3")
-    stopped = _start(MEETING, address, "1", "3")
+    first, stopped = (start(MEETING, address, index, 3) for index in (0, 1))
     with _connection(host, int(port)) as scan:
         scan.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        assert stopped.stderr.readline().startswith("Waiting for the other processes")
+        wait_until(lambda: "Waiting for the other processes" in stopped.errors(), "it waits")
         time.sleep(0.5)  # until it has reported
         stopped.kill()
-        stopped.communicate()
-        others = [_start(MEETING, address, str(i), "3") for i in (1, 2)]
-        for process in [first, *others]:
-            out, errors = process.communicate(timeout=120)
-            assert (process.returncode, out) == (0, "['of 0', 'of 1', 'of 2'] 5\n"), errors
+        others = [start(MEETING, address, index, 3) for index in (1, 2)]
+        for done in wait_for_all([first, *others]):
+            assert (done.returncode, done.stdout) == (0, "['of 0', 'of 1', 'of 2'] 5\n"), (
+                done.stderr
+            )
 
 
 def _connection(host, port):
@@ -83,23 +103,8 @@ def _connection(host, port):
             time.sleep(0.1)
 
 
-def _meet(*processes):
-    """(exit code, output, errors) of processes with these indexes and counts."""
-    address = free_address()
-    started = [_start(MEETING, address, str(i), str(count)) for i, count in processes]
-    ended = [process.communicate(timeout=120) for process in started]
-    return [(p.returncode, *texts) for p, texts in zip(started, ended, strict=True)]
-
-
-def _start(program, *arguments):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], env=environment(1), **pipes
-    )
-
-
 @pytest.mark.parametrize(
-    ("variables", "several"),
+    ("given", "several"),
     [
         ({}, False),
         ({"SLURM_NTASKS": ""}, False),
@@ -109,13 +114,13 @@ def _start(program, *arguments):
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
     ],
 )
-def test_where_a_process_expects_others(variables, several, monkeypatch):
+def test_where_a_process_expects_others(given, several, monkeypatch):
     pytest.importorskip("jax")
     from lingvo_moe.runtimes import processes
 
     for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST", "TPU_WORKER_HOSTNAMES"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert processes._in_a_cluster() == several
 
@@ -130,29 +135,20 @@ with join_processes(sys.argv[1], int(sys.argv[2]), 2):
 
 
 @pytest.mark.parametrize(
-    ("variables", "visible"),
+    ("step", "visible"),
     [
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}, "all"),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}, "0"),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_PER_TASK": "4"}, "all"),
     ],
 )
-def test_a_slurm_task_sees_the_gpus_that_are_its_own(variables, visible, monkeypatch):
-    pytest.importorskip("jax")
-    task = {
-        "JOB_ID": "1",
-        "STEP_NODELIST": "localhost",
-        "NTASKS": "2",
-        "PROCID": "0",
-        "LOCALID": "0",
-    }
-    for name, value in ({f"SLURM_{n}": task[n] for n in task} | variables).items():
-        monkeypatch.setenv(name, value)
+def test_a_slurm_task_sees_the_gpus_that_are_its_own(start, step, visible):
+    task = {"JOB_ID": "1", "STEP_NODELIST": "localhost", "NTASKS": "2", "PROCID": "0"}
+    given = {f"SLURM_{name}": value for name, value in (task | {"LOCALID": "0"}).items()} | step
     address = free_address()
-    started = [_start(SLURM_PROGRAM, address, str(i)) for i in range(2)]
-    for process in started:
-        output, errors = process.communicate(timeout=120)
-        assert output.split() == [visible], errors
+    started = [start(SLURM_PROGRAM, address, index, **given) for index in range(2)]
+    for done in wait_for_all(started):
+        assert done.stdout.split() == [visible], done.stderr
 
 
 def test_a_cluster_that_is_not_there():

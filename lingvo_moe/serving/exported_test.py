@@ -121,8 +121,8 @@ SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "seed":
     "options",
     [
         SEARCH,
-        {"n_best": 2, "sampling": SAMPLING},
-        {"source_prefix": "so ", "target_prefix": "kara "},
+        pytest.param({"n_best": 2, "sampling": SAMPLING}, marks=pytest.mark.slow),
+        pytest.param({"source_prefix": "so ", "target_prefix": "kara "}, marks=pytest.mark.slow),
     ],
     ids=["search", "sampling", "texts"],
 )

@@ -19,6 +19,8 @@ SMALLEST = (
     "decoding.length_penalty=5.0",
 )
 
+SMALLEST_DENSE = tuple(text for text in SMALLEST if "moe" not in text)  # of tiny.Dense
+
 
 def training_job(logdir: Path, *overrides: str, **fields: Any) -> TrainingJob:
     """A run of one step on one device; `--set` texts and fields of the job may change that."""

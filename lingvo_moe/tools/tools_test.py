@@ -11,11 +11,11 @@ import pytest
 import lingvo_moe.tools as tools_package
 from lingvo_moe.reporting.figure import COLORS
 from lingvo_moe.testing.commands import error_of, succeed
-from lingvo_moe.testing.logdirs import SMALLEST
+from lingvo_moe.testing.logdirs import SMALLEST_DENSE
 from lingvo_moe.testing.pictures import ink
 from lingvo_moe.testing.tiny_world import CORPUS
 
-TINY = [f"--set={text}" for text in SMALLEST]
+TINY = [f"--set={text}" for text in SMALLEST_DENSE]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def logdir(data):
     path = data.parent / "model"
     steps = ("--max_steps=2", "--set=train.eval_every=2")
     result = succeed(
-        "train", "--model=tiny.MoE", f"--data={data}", f"--logdir={path}", *TINY, *steps
+        "train", "--model=tiny.Dense", f"--data={data}", f"--logdir={path}", *TINY, *steps
     )
     assert "step 2/2  loss " in result.stderr
     assert "Done at step 2" in result.stderr
@@ -47,7 +47,11 @@ def test_evaluate_writes_a_report(data, logdir):
     )
     assert "qna-en" in result.stdout
     report = json.loads((output / "report.json").read_text())
-    assert (report["model"], report["checkpoint_step"], report["split"]) == ("tiny.MoE", 2, "test")
+    assert (report["model"], report["checkpoint_step"], report["split"]) == (
+        "tiny.Dense",
+        2,
+        "test",
+    )
     assert [(p["pair"], p["test_examples"]) for p in report["pairs"]] == [("qna-en", 20)]
     assert ink((output / "delta_bleu.png").read_bytes(), COLORS[0]) > 0
     assert ">qna-en</td>" in (output / "index.html").read_text()

@@ -9,16 +9,16 @@ import pytest
 
 from lingvo_moe.system import lock
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.testing.logdirs import SMALLEST
+from lingvo_moe.testing.logdirs import SMALLEST_DENSE
 from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.testing.waiting import wait_until
 
 
 def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
     command = [
-        *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.MoE"),
+        *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.Dense"),
         *(f"--data={dataset().directory}", f"--logdir={tmp_path}", "--max_steps=1000000"),
-        *(f"--set={text}" for text in (*SMALLEST, "input.virtual_shards=2")),
+        *(f"--set={text}" for text in (*SMALLEST_DENSE, "input.virtual_shards=2")),
     ]
     pipe = {"stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipe) as process:
@@ -46,9 +46,9 @@ def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
 @pytest.mark.slow
 def test_it_goes_on_without_its_log_and_saves_when_its_terminal_goes(tmp_path):
     command = [
-        *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.MoE"),
+        *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.Dense"),
         *(f"--data={dataset().directory}", f"--logdir={tmp_path}"),
-        *(f"--set={text}" for text in (*SMALLEST, "train.log_every=1")),
+        *(f"--set={text}" for text in (*SMALLEST_DENSE, "train.log_every=1")),
     ]
 
     def has_logged():

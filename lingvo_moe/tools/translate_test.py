@@ -35,37 +35,45 @@ def test_what_is_wrong_is_found_before_the_weights_are_read(logdir, tmp_path, fl
     assert message in error_of("translate", f"--logdir={logdir}", *given)
 
 
-def test_a_line_is_answered_before_the_next_is_written(tmp_path):
-    logdir = random_logdir(tmp_path / "model", SMALLEST).path
-    lines = ["kara mi", "mi. so."]
-    expected = [f"{best[0].text}\n" for best in lm.load(logdir).translate(lines)]
-    command = [sys.executable, "-m", "lingvo_moe.tools.translate", f"--logdir={logdir}"]
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return random_logdir(tmp_path_factory.mktemp("trained") / "model", SMALLEST).path
+
+
+LINES = ["kara mi", "mi. so."]
+
+
+@pytest.fixture(scope="module")
+def expected(trained):
+    return [f"{best[0].text}\n" for best in lm.load(trained).translate(LINES)]
+
+
+def test_a_line_is_answered_before_the_next_is_written(trained, expected):
+    command = [sys.executable, "-m", "lingvo_moe.tools.translate", f"--logdir={trained}"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
-        for line, answer in zip(lines, expected, strict=True):
+        for line, answer in zip(LINES, expected, strict=True):
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
             assert process.stdout.readline() == answer
         process.stdin.close()
 
 
-def test_a_file_is_translated(tmp_path):
-    logdir = random_logdir(tmp_path / "model", SMALLEST).path
+@pytest.mark.slow  # the program of the test above, reading a file
+def test_a_file_is_translated(trained, expected, tmp_path):
     source, output = tmp_path / "source", tmp_path / "output"
-    source.write_text("kara mi\nmi. so.\n")
-    files = f"--logdir={logdir}", f"--input={source}", f"--output={output}"
+    source.write_text("".join(f"{line}\n" for line in LINES))
+    files = f"--logdir={trained}", f"--input={source}", f"--output={output}"
     succeed("translate", *files)
     assert not (tmp_path / "output.parts").exists()
-    expected = lm.load(logdir).translate(["kara mi", "mi. so."])
-    assert output.read_text() == "".join(f"{best[0].text}\n" for best in expected)
+    assert output.read_text() == "".join(expected)
 
 
 @pytest.mark.slow
-def test_processes_write_what_one_writes(tmp_path):
-    logdir = random_logdir(tmp_path / "model", SMALLEST).path
+def test_processes_write_what_one_writes(trained, tmp_path):
     source, output = tmp_path / "source", tmp_path / "output"
     source.write_text("".join(f"mi {'kara ' * (n % 3)}\n" for n in range(4200)))
-    arguments = (f"--logdir={logdir}", f"--input={source}", "--scores")
+    arguments = (f"--logdir={trained}", f"--input={source}", "--scores")
     succeed("translate", *arguments, f"--output={output}", "--processes=2")
     succeed("translate", *arguments, f"--output={tmp_path / 'alone'}")
     assert output.read_bytes() == (tmp_path / "alone").read_bytes()
