@@ -11,6 +11,7 @@ from lingvo_moe.jobs.training import train_step
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.logdirs import SMALLEST_DENSE
 from lingvo_moe.testing.tiny_world import SHRINK
 
 IDS = np.array([[4, 5, 6, 2]], np.int32)
@@ -26,8 +27,7 @@ def batch():
 
 
 def test_translations_follow_the_weights():
-    overrides = [*SHRINK, "model.moe=None"]
-    task = TranslationTask(override(get_params("tiny.MoE"), overrides))
+    task = TranslationTask(override(get_params("tiny.Dense"), SMALLEST_DENSE))
     runtime = Local(task, train_step(task))
 
     def score():
