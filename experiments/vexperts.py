@@ -7,15 +7,17 @@ include the scheduler and its moves), and capacity 2.0, which drops tokens (`Gat
 same batches. Eight virtual devices share the machine's cores, so the time of a step is the compute
 time of all devices together. Shapes are static, so this is eight times the compute of the busiest
 device, padding included. Virtual devices communicate through memory, so exchange, synchronisation
-and copies are far cheaper than over a network.
+and copies are far cheaper than over a network. With --timeline=FILE it times moves.
 
 M model, H hidden, E experts.
 """
 
 import argparse
 import dataclasses
+import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -37,10 +39,13 @@ from lingvo_moe.moe.layer import MoE, MoEParams
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.runtimes.lowering import Layout
+from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned
 from lingvo_moe.runtimes.spmd import Spmd
 from lingvo_moe.sbp.types import parse_mesh
 from lingvo_moe.training.adafactor import Adafactor
+from lingvo_moe.training.adamw import AdamW
+from lingvo_moe.training.optimizer import Optimizer
+from lingvo_moe.training.replicas import Copy
 from lingvo_moe.training.schedules import Constant
 from lingvo_moe.training.step import LossOutput, TrainStep
 
@@ -110,9 +115,9 @@ def batch(step: int, skew: float, tokens: int) -> dict[str, np.ndarray]:
     return {"inputs": inputs.astype(np.float32)}
 
 
-def starting(task: Any, scheduler: Scheduler | None):
+def starting(task: Any, scheduler: Scheduler | None, kind: type[Optimizer] = Adafactor) -> Any:
     """A runtime on eight devices, whose weights change only by rounding."""
-    optimizer = Adafactor(schedule=Constant(learning_rate=1e-12))
+    optimizer = kind(schedule=Constant(learning_rate=1e-12))
     step = TrainStep(task=task, optimizer=optimizer, rungs=task.rungs)
     runtime: Any = Spmd(task, step, Layout(parse_mesh(f"expert:{DEVICES}")))
     if scheduler:
@@ -178,13 +183,61 @@ def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
     print(f"\n{Table(columns, rows).to_markdown()}")
 
 
+def by_a_sum(runtime: Any) -> Any:
+    """A move as a program of all devices: Copy -> the tensors of the experts."""
+    specs = {name: spec for name, spec in runtime._specs.items() if "/experts/" in name}
+    pair = {name: ArraySpec((1,), "int32", ".") for name in ("target", "source")}
+
+    def move(held, pair):
+        rows = {name: tf.gather(tensor, pair.source)[0] for name, tensor in held.items()}
+        return {n: tf.tensor_scatter_nd_update(held[n], [pair.target], [rows[n]]) for n in rows}
+
+    program = partitioned(move, [specs, pair], specs, runtime._layout, donate=(0,))
+    return lambda one: program(
+        {name: runtime._state[name] for name in specs},
+        {name: np.array([getattr(one, name)], np.int32) for name in pair},
+    )
+
+
+def timeline(args: argparse.Namespace) -> None:
+    """Prints times of steps after moves that change no slot: none, that of training, by a sum."""
+    runtime = starting(Regression(VExperts(devices=8, slots_per_device=4)), None, AdamW)
+    pairs = [Copy(4 * one + 2, 4 * ((one + 1) % DEVICES)) for one in range(DEVICES)]
+    runtime.relocate("placement", [*pairs, *(Copy(one.target + 1, one.source) for one in pairs)])
+    summed, fed, events = by_a_sum(runtime), batch(0, 1.0, args.tokens), []
+    spent: dict[str, list] = {"none": [], "two devices": [], "all devices": []}
+    for number in range(args.steps * 3):
+        kind, one = list(spent)[number % 3], pairs[number // 3 % DEVICES]
+        times = [time.perf_counter()]
+        if kind == "two devices":
+            runtime.relocate("placement", [one])
+        elif kind == "all devices":
+            runtime._state |= jax.block_until_ready(summed(one))
+        times.append(time.perf_counter())
+        runtime.train(fed)
+        jax.block_until_ready(runtime._state)
+        times.append(time.perf_counter())
+        spent[kind].append(np.diff(times))
+        for i, name in enumerate((f"move: {kind}", "step")):
+            event = {"name": name, "ph": "X", "pid": 0, "tid": i, "ts": round(1e6 * times[i])}
+            events.append(event | {"dur": round(1e6 * spent[kind][-1][i])})
+    Path(args.timeline).write_text(json.dumps({"traceEvents": events}))
+    medians = {kind: 1e3 * np.median(found[DEVICES:], axis=0) for kind, found in spent.items()}
+    rows = [(kind, *(f"{each:.1f}" for each in found)) for kind, found in medians.items()]
+    print(f"\n{Table(('move', 'ms before the step', 'of the step'), rows).to_markdown()}")
+
+
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--skew", default="0,1,1.5", help="of the loads, one table for each")
     parser.add_argument("--tokens", type=int, default=512, help="of a device")
+    parser.add_argument("--timeline", help="a .json file to write, for Chrome's trace viewer")
     args = parser.parse_args()
+    if args.timeline:
+        timeline(args)
+        return
     scheduler = schedule()
     for skew in map(float, args.skew.split(",")):
         race(skew, args, scheduler)

@@ -106,7 +106,6 @@ def test_the_paper_s_search_by_hand():
         StrictReassignment(),
         Shadowing(),
         Flex(),
-        Flex(changes=1),
         Oracle(),
     ],
 )

@@ -61,8 +61,7 @@ def test_static_by_hand():
     mean = summarize_replay(run)
     assert mean.step_seconds == pytest.approx(0.81)
     assert mean.expert_efficiency == pytest.approx(16 / 22)
-    # Four rows from each source, 8 rows a device; a buffer has room for 5: 0.08 + 4 · 5 / 40. 13 of
-    # 16 choices fit.
+    # Four rows from each source, 8 a device; buffers of 5: 0.08 + 4 · 5 / 40. 13 choices of 16 fit.
     limited = summarize_replay(replay_trace(_by_hand(), StaticExpertParallel(), make_cost(2), 1))
     assert limited.step_seconds == pytest.approx(0.58)
     assert limited.token_efficiency == limited.expert_efficiency == pytest.approx(13 / 16)

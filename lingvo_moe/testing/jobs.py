@@ -36,6 +36,7 @@ def start(
     mesh: str | None = None,
     processes: int = 1,
     devices: int = 1,
+    flags: Sequence[str] = (),
 ) -> list[Fork]:
     """The processes of a job that trains up to a step.
 
@@ -45,12 +46,14 @@ def start(
         mesh: of runtime spmd; None for runtime local.
         processes: their number.
         devices: of each process.
+        flags: further ones.
     """
     command = [
         *("lingvo_moe.tools.train", "--model=tiny.MoE", f"--data={dataset().directory}"),
         *(f"--logdir={logdir}", f"--set=train.max_steps={steps}"),
         *(f"--set={text}" for text in MANY_EXPERTS),
         *(["--runtime=spmd", f"--mesh={mesh}"] if mesh else []),
+        *flags,
     ]
     places: list[list[str]] = [[]]
     if processes > 1:

@@ -11,6 +11,7 @@ import random
 import re
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,12 @@ SEED = 38  # of the moments
 STEPS = 10**6  # of the killed runs
 LINES = 22  # a kill comes at latest after so many lines of a run; about ten are before its steps
 PAUSE = 0.1  # seconds from a line to the kill, at most
-JOBS = {
+# Experts move from process to process.
+SLOTS = "model.moe.training=VExperts(devices=2, slots_per_device=40, groups=2, factors=())"
+MOVING = (f"--set={SLOTS}", "--hardware=h100")
+JOBS: dict[str, dict[str, Any]] = {
     "local": {},
-    "spmd": {"mesh": "expert:2", "processes": 2},
+    "spmd": {"mesh": "expert:2", "processes": 2, "flags": MOVING},
 }
 
 
@@ -79,10 +83,12 @@ def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path, runtim
     newest = (ModelDir.open(killed).checkpoints.steps() or [0])[-1]
     assert newest > 0, f"no progress: {moments}"
     whole = tmp_path / "whole"
-    resumed, _ = (
+    resumed, at_once = (
         training.finish(training.start(logdir, newest + 5, **job)) for logdir in (killed, whole)
     )
     assert f"Resuming from step {newest}." in resumed
+    if runtime == "spmd":
+        assert re.search("[1-9] experts moved", at_once)
     training.assert_same_bits(*(training.tensors(path, newest + 5) for path in (killed, whole)))
     assert not list(tmp_path.rglob("*partial*"))
     print(f"{runtime}: {KILLS} kills, {newest} steps: {dict(moments)}")
