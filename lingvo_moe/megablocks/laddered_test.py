@@ -8,14 +8,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.megablocks.dropless import Dropless
-from lingvo_moe.megablocks.laddered import Laddered, least_rung
-from lingvo_moe.moe.dispatch import Dispatched, Einsum, lost
 from lingvo_moe.moe.ragged import Ragged
 from lingvo_moe.nn.layer import init_theta
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.sbp.params import ShardingParams, ZeRO
 from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.padded import Padded
 from lingvo_moe.testing.regression import (
     BATCHES,
     Regression,
@@ -23,22 +22,6 @@ from lingvo_moe.testing.regression import (
     numbers,
 )
 from lingvo_moe.training.step import TrainState
-
-
-class Padded(Laddered):
-    """Each expert has places for a rung's load in each group; it needs a ladder on one device."""
-
-    def dispatch(self, inputs, routing, capacity, experts):
-        size, choices = routing.expert.shape[1:]
-        room = self.room(size * choices / experts.num_experts, size)
-        places = self.of_rung(room)
-        outputs, _ = Einsum(groups=self.groups).dispatch(inputs, routing, places, experts)
-        most = tf.reduce_max(tf.where(routing.dispatched, routing.position + 1, 0))
-        stats = NestedMap(
-            rung=least_rung(room, most), lost=lost(routing, routing.position < places)
-        )
-        return Dispatched(outputs, stats)
-
 
 ON_RUNGS = Padded()
 

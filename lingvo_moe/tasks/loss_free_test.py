@@ -3,19 +3,20 @@
 import numpy as np
 import pytest
 
-from lingvo_moe.config.params import override
+from lingvo_moe.config.params import evolve, override
 from lingvo_moe.config.registry import get_params
 from lingvo_moe.jobs.training import train_step
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import SMALLEST
+from lingvo_moe.testing.padded import Padded
 
 ROWS, LENGTH, RATE = 8, 6, 0.01
 DROPLESS = "model.moe.training=Ragged()"
 LAYERS = ("encoder/layer_00", "decoder/layer_00")
 
 
-def make(*overrides):
+def make(*overrides, training=None):
     gating = f"TopK(k=2,scores=Sigmoid(),bias=LossFree(rate={RATE}),balance=BySequence())"
     params = override(
         get_params("tiny.MoE"),
@@ -30,6 +31,7 @@ def make(*overrides):
             *overrides,
         ],
     )
+    params = evolve(params, "model.moe.training", training) if training else params
     task = TranslationTask(params, ("a-b",))
     runtime = Local(task, train_step(task))
     runtime.initialize(3)
@@ -109,9 +111,8 @@ def test_it_resumes_to_the_bit_and_translates_with_the_bias():
 
 @pytest.mark.slow
 def test_a_step_that_is_taken_again_moves_the_bias_once():
-    """A capacity of a quarter has no room, so the step is repeated on a higher rung."""
-    ladder = "model.moe.training=VExperts(devices=1,slots_per_device=8,factors=(0.3,8.0))"
-    runtime = make(ladder, "model.moe.decoder_num_experts=None")
+    """Places for 0.3 of the load at balance are too few, so the step is repeated."""
+    runtime = make("model.moe.decoder_num_experts=None", training=Padded(factors=(0.3, 8.0)))
     metrics = runtime.train(batch())
     assert metrics.retries > 0
     for row, layer in enumerate(LAYERS):
