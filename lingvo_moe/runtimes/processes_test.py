@@ -22,7 +22,8 @@ def start(tmp_path):
 
     def run(program, *arguments, **more):
         path = tmp_path / "program.py"
-        path.write_text(program)
+        if not path.exists():  # others may be reading it
+            path.write_text(program)
         return Fork(str(path), *map(str, arguments), variables=variables(1) | more)
 
     return run
