@@ -12,6 +12,7 @@ from lingvo_moe.sbp.annotations import annotate
 
 
 def of_results(owner, name, *dims):
+    """Annotates what a function of a module or class returns, by the letters of its rank."""
     plain, by_rank = getattr(owner, name), {len(letters): letters for letters in dims}
 
     def one(x):
