@@ -32,29 +32,11 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cheap_tracing(request):
-    """Turns Grappler off, and each graph gets one constant of a kind: two of five operations are
-    constants. In this process, not in processes of tests and not with slow tests."""
+def _no_graph_optimizer(request):
+    """Turns Grappler off in this process, not in processes of tests and not with slow tests."""
     tf = sys.modules.get("tensorflow")
-    if not tf or request.config.option.markexpr != "not slow":
-        return
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    from tensorflow.python.framework import ops
-
-    create = ops._create_graph_constant
-
-    def constant(value, *given, **more):
-        if not isinstance(value, bool | int | float | list | tuple):
-            return create(value, *given, **more)
-        graph, key = ops.get_default_graph(), repr((value, given, more))
-        if not hasattr(graph, "constants_of_tests"):
-            graph.constants_of_tests = {}
-        known = graph.constants_of_tests
-        if key not in known:
-            known[key] = create(value, *given, **more)
-        return known[key]
-
-    ops._create_graph_constant = constant
+    if tf and request.config.option.markexpr == "not slow":
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture
