@@ -113,7 +113,7 @@ class Attention(Layer):
         """Attends from inputs to memory.
 
         Args:
-            theta: as `weights`.
+            theta: as `weights`; for self-attention also as of `lay_out_for_sequences`.
             inputs: [B, T, M].
             memory: [B, L, M]; inputs themselves for self-attention.
             bias: float32, broadcasts to [B, N, T, L]; FORBIDDEN for masked positions.
@@ -123,8 +123,9 @@ class Attention(Layer):
         Returns:
             [B, T, M].
         """
-        if memory is inputs and self.key_heads == self.num_heads:
-            queries, keys, values = self._heads(inputs, theta, ["query", "key", "value"])
+        if memory is inputs:
+            each = (self._heads(inputs, theta, names) for names in self._at_once)
+            queries, keys, values = itertools.chain(*each)
         else:
             (queries,) = self._heads(inputs, theta, ["query"])
             keys, values = self._heads(memory, theta, ["key", "value"])
@@ -149,6 +150,22 @@ class Attention(Layer):
     def lay_out_for_memory(self, theta: NestedMap) -> NestedMap:
         """The same for `project` and `attend`: query, key_value [M, 2·a], output [A, M]."""
         return self._side_by_side(theta, ["query"], ["key", "value"], ["output"])
+
+    def lay_out_for_sequences(self, theta: NestedMap) -> NestedMap:
+        """The same for `fprop`: the weights of a product of self-attention stacked, [M, 3, A]."""
+        groups = self._at_once
+        if self.use_bias:
+            groups = [*groups, *([bias_of(name) for name in names] for names in groups)]
+        stacked = {name for names in groups for name in names}
+        own = {name: weight for name, weight in theta.items() if name not in stacked}
+        return NestedMap(own | {_joined(names): _stacked(theta, names) for names in groups})
+
+    @property
+    def _at_once(self):
+        """The weights that self-attention multiplies in one product: those of one size."""
+        if self.key_heads == self.num_heads:
+            return [["query", "key", "value"]]
+        return [["query"], ["key", "value"]]
 
     def _side_by_side(self, theta, *groups):
         """The weights of each group side by side, under their joined names, queries scaled."""
@@ -276,12 +293,11 @@ class Attention(Layer):
 
     def _heads(self, inputs, theta, names):
         """inputs [B, T, M] times weights of one size in one product: [B, N or n, T, D] each."""
-        # keeps the sharding of A, unlike a concatenation.
-        stacked = tf.stack([theta[name] for name in names], axis=-2)
+        stacked = _stacked(theta, names)
         projected = copies.einsum("BTM,MKA->BTKA", inputs, stacked)
         if self.use_bias:
-            stacked = tf.stack([theta[bias_of(name)] for name in names], axis=-2)
-            projected += copies.per_row(stacked, 2, projected)
+            stacked_biases = _stacked(theta, [bias_of(name) for name in names])
+            projected += copies.per_row(stacked_biases, 2, projected)
         heads = [len(names), stacked.shape[-1] // self.head_dim, self.head_dim]
         projected = tf.reshape(projected, tf.concat([tf.shape(inputs)[:2], heads], axis=0))
         return tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]))
@@ -320,6 +336,18 @@ def _project(rows, laid_out, name):
     """rows [R, M] times a weight that is laid out, plus its bias if there is one."""
     projected, bias = tf.matmul(rows, laid_out[name]), laid_out.get(bias_of(name))
     return projected if bias is None else tf.nn.bias_add(projected, bias)
+
+
+def _stacked(theta, names):
+    """Weights of one size as one, [M, K, A], or biases [K, A]: laid out, or stacked here."""
+    if (laid_out := theta.get(_joined(names))) is not None:
+        return laid_out
+    # keeps the sharding of A, unlike a concatenation.
+    return tf.stack([theta[name] for name in names], axis=-2)
+
+
+def _joined(names):
+    return "stacked_" + "_".join(names)
 
 
 def _concat(weights):

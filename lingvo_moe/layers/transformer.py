@@ -96,6 +96,13 @@ class Stack(Layer):
             for i, name in enumerate(self.layers)
         }
 
+    def lay_out(self, theta: NestedMap) -> NestedMap:
+        """The weights of an encoder for `fprop` without gradients."""
+        scan = self.params.scan
+        layers, held = (self.block, theta.block) if scan else (self.layers, theta)
+        laid_out = NestedMap({name: layer.lay_out(held[name]) for name, layer in layers.items()})
+        return NestedMap(theta, block=laid_out) if scan else NestedMap(theta | laid_out)
+
     def fprop(
         self,
         theta: NestedMap,
@@ -325,8 +332,7 @@ class Transformer(Layer):
         )
         if decoder.relative_bias:
             laid_out.relative_bias = decoder.relative_bias.by_distance(own.relative_bias)
-        # The encoder joins its queries, keys and values itself, in under 1 % of a batch's time.
-        return NestedMap(encoder=theta.encoder, decoder=laid_out)
+        return NestedMap(encoder=self.encoder.lay_out(theta.encoder), decoder=laid_out)
 
     def encode(
         self,

@@ -214,7 +214,10 @@ class TransformerLayer(Layer):
         return self._feed_forward_branch(theta, x, tokens, context)
 
     def lay_out(self, theta: NestedMap) -> NestedMap:
-        """The weights of a decoder's layer for `step`."""
+        """The weights of a decoder's layer for `step`, of an encoder's for `fprop`."""
+        if not self.is_decoder:
+            attention = self.attention.lay_out_for_sequences(theta.self_attention)
+            return NestedMap(theta, self_attention=attention)
         return NestedMap(
             theta,
             self_attention=self.attention.lay_out(theta.self_attention),
