@@ -165,7 +165,7 @@ class Dataset:
     def records(self, shard: str) -> Records:
         """Opens a shard, by its path below the directory; its checksum is verified the first time.
         Raises OSError: it is missing or damaged, or has another checksum than in dataset.json."""
-        records = _open_files()(self._key, self.directory / shard)
+        records = _open_files()(self._key, self.directory, shard)
         if self._verified.get(shard) != records.version:
             found = records.checksum
             if found != self.checksums.get(shard, found):
@@ -205,7 +205,7 @@ def _open_files():
     """Opens shards; keeps at most half of the allowed number of files open, for all datasets."""
 
     most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-    return functools.lru_cache(most)(lambda key, path: Records(path))
+    return functools.lru_cache(most)(lambda key, directory, shard: Records(directory / shard))
 
 
 def _from_json(directory, fields) -> Dataset:
