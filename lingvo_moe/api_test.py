@@ -115,6 +115,7 @@ def test_a_logdir_remembers_the_modules_that_it_needs(world, monkeypatch, tmp_pa
         lm.load(other)
 
 
+@pytest.mark.slow
 def test_a_logdir_of_a_script_is_opened_by_other_processes(world, tmp_path):
     """The script defines a gating and a model, and runs as `__main__`."""
     script = tmp_path / "mine.py"
@@ -178,6 +179,7 @@ def test_every_name_of_the_api_is_one_of_the_package():
     assert all(getattr(lm, name) is getattr(api, name) for name in lm.__all__)
 
 
+@pytest.mark.slow
 def test_evaluate(world, tmp_path):
     pairs = np.array(["qnu-en"])  # any collection
     report = lm.evaluate(world[0], world[1], pairs=pairs, report=quiet, output=tmp_path / "r")

@@ -62,6 +62,7 @@ def toy_search(next_probs, max_lengths, spaces=(), **params):
     ]
 
 
+@pytest.mark.slow
 def test_samples_from_the_best_token_are_the_argmax():
     params = BeamSearchParams(
         beam_size=1, length_ratio=1.0, length_offset=4, sampling=Sampling(top_k=1, seed=7)

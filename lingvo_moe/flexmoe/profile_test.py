@@ -8,6 +8,8 @@ pytest.importorskip("jax")
 
 from lingvo_moe.testing.devices import run_on
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def measured():

@@ -25,6 +25,7 @@ def _job(logdir, **fields):
     return training_job(logdir, *_SMALL, model="tiny.Bilingual", **fields)
 
 
+@pytest.mark.slow
 def test_they_resume_and_their_report_serves_as_baseline(tmp_path):
     pairs, lines = ["qna-en", "qta-en"], []
     (tmp_path / "index.html").write_text("mine")

@@ -17,6 +17,8 @@ from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.testing.moe_on_mesh import MoeOnMesh
 
+pytestmark = pytest.mark.slow
+
 BATCH, LENGTH, MODEL, EXPERTS = 16, 6, 4, 8
 DISPATCHERS = (Einsum(), Gather())
 MESHES = ({"expert": 8}, {"data": 2, "expert": 2, "model": 2})
@@ -71,7 +73,6 @@ def test_with_gradients_it_has_four(dispatcher):
     assert set(counts) == {"all-to-all", "all-reduce"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("dispatcher", "each"), [("Einsum", 4), ("Gather", 2)])
 def test_without_any_one_annotation_a_layer_sends_more(dispatcher, each):
     with_all, *without = run_on(8, __file__, dispatcher, str(each))

@@ -85,6 +85,7 @@ def test_each_layers_bias_follows_its_load_and_no_optimizer_has_it():
     assert not any("gating" in name for name in runtime.state() if name.startswith("slots/"))
 
 
+@pytest.mark.slow
 def test_it_resumes_to_the_bit_and_translates_with_the_bias():
     runtime = make()
     states = [read(runtime)]

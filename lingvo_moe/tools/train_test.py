@@ -14,6 +14,7 @@ from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.testing.waiting import wait_until
 
 
+@pytest.mark.slow
 def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
     command = [
         *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.Dense"),

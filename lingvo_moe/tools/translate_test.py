@@ -48,6 +48,7 @@ def expected(trained):
     return [f"{best[0].text}\n" for best in lm.load(trained).translate(LINES)]
 
 
+@pytest.mark.slow
 def test_a_line_is_answered_before_the_next_is_written(trained, expected):
     command = [sys.executable, "-m", "lingvo_moe.tools.translate", f"--logdir={trained}"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -59,7 +60,6 @@ def test_a_line_is_answered_before_the_next_is_written(trained, expected):
         process.stdin.close()
 
 
-@pytest.mark.slow  # the program of the test above, reading a file
 def test_a_file_is_translated(trained, expected, tmp_path):
     source, output = tmp_path / "source", tmp_path / "output"
     source.write_text("".join(f"{line}\n" for line in LINES))
