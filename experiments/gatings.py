@@ -39,6 +39,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 
 _LAST = 100  # steps that drop rate and balance are averaged over
 _GROUPS = "model.moe.training.groups=4"  # the groups of four devices
+_WEIGHTS = (0.001, 0.0, 0.01, 0.1)
 _NO_LOSS = "model.moe.gating.balance.weight=0.0"
 
 
@@ -56,6 +57,12 @@ def _gating(text: str, capacity_factor: float, *more: str) -> Policy:
 
 def _top_2(fields: str, *more: str) -> Policy:
     return _gating(f"TopK(k=2{fields})", 2.0, *more)
+
+
+def _megablocks(training: str, balance: float = 0.001) -> Policy:
+    moe = ["num_experts=16", "expert.hidden_dim=256", "every_n=1", f"training={training}"]
+    moe += ["gating=Switch()", f"gating.balance.weight={balance}"]
+    return Policy([f"model.moe.{text}" for text in moe])
 
 
 POLICIES = {
@@ -90,18 +97,10 @@ POLICIES = {
     "`Balanced()`": _gating("Balanced()", 1.25),
     "`Top2()` by source language": _gating("Top2()", 2.0, "model.moe.router=ByTask(task='source')"),
     "no experts: the dense twin": Policy(["model.moe=None"]),
-    # The layout of MegaBlocks, without a capacity and with two of them.
-    **{
-        f"MegaBlocks, {training}": Policy(
-            [
-                *("model.moe.gating=Switch()", "model.moe.num_experts=16"),
-                *("model.moe.expert.hidden_dim=256", "model.moe.every_n=1"),
-                "model.moe.gating.balance.weight=0.001",
-                f"model.moe.training={training}",
-            ]
-        )
-        for training in ("Ragged()", "Gather(capacity_factor=2.0)", "Gather(capacity_factor=1.0)")
-    },
+    # The layout of MegaBlocks: capacities, weights of the balance loss, and no experts.
+    **{f"MegaBlocks, {c}": _megablocks(f"Gather(capacity_factor={c})") for c in (1.0, 1.5, 2.0)},
+    **{f"MegaBlocks, dropless, balance {w}": _megablocks("Ragged()", w) for w in _WEIGHTS},
+    "MegaBlocks, no experts": Policy(["model.moe=None", "model.hidden_dim=256"]),
 }
 
 
@@ -109,12 +108,7 @@ def main() -> None:
     """Trains what is missing, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("build/demo/data"), help="prepared data")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("build/gatings"),
-        help="directory with a file for each run",
-    )
+    parser.add_argument("--output", type=Path, default=Path("build/gatings"), help="of the runs")
     parser.add_argument("--steps", type=int, default=300, help="number of steps of each run")
     parser.add_argument("--seeds", default="1,2,3", help="seeds of weights and batches")
     parser.add_argument("--only", action="append", help="train only rows whose name has this text")
@@ -247,11 +241,12 @@ def _table(output: Path) -> Table:
                 mean("max_vio_of_last", ".2f"),
                 mean("drop_rate", ".1%"),
                 format(speed[name], ".2f") if name in speed else "",
+                " ".join(f"{x:.3f}" for x in np.mean([r["curve"] for r in of_seed.values()], 0)),
             )
         )
     columns = (
         *("policy", "seeds", "dev loss", "difference to the first row", "BLEU", "MaxVio per step"),
-        *("MaxVio, 100 steps", "drop rate", "time per step"),
+        *("MaxVio, 100 steps", "drop rate", "time per step", "training loss by 100 steps"),
     )
     return Table(columns, rows)
 
@@ -270,6 +265,7 @@ class Score(NamedTuple):
         drop_rate: share of dropped choices.
         max_vio: MaxVio of a step, the mean over steps and layers.
         max_vio_of_last: MaxVio of the choices of all these steps together, the mean of layers.
+        curve: nats per token of training, of each _LAST steps.
     """
 
     bleu: float | None
@@ -277,6 +273,7 @@ class Score(NamedTuple):
     drop_rate: float | None
     max_vio: float | None
     max_vio_of_last: float | None
+    curve: list[float]
 
 
 def train_and_score(
@@ -295,21 +292,23 @@ def train_and_score(
     params = model_dir.params
     seed = params.train.seed if seed is None else seed
     runtime.initialize(seed)
-    source, metrics = TrainInput(dataset, params.input, seed), []
+    source, metrics, curve = TrainInput(dataset, params.input, seed), [], []
     for step in range(steps):
         metrics.append(runtime.train(source.next_batch()))
         del metrics[:-_LAST]
         if (step + 1) % _LAST == 0:
+            curve.append(float(_sum(metrics).nll / _sum(metrics).tokens))
             print(f"  step {step + 1}", end="\r", flush=True)
     dev = _sum([runtime.evaluate(batch) for batch in eval_batches(dataset, "dev", params.input)])
     return Score(
         _bleu(model_dir, dataset, runtime) if bleu else None,
         float(dev.nll / dev.tokens),
         *_routing(model_dir.task, _sum(metrics), len(metrics)),
+        curve,
     )
 
 
-def _routing(task: TranslationTask, metrics: NestedMap, steps: int) -> Sequence[Any]:
+def _routing(task: TranslationTask, metrics: NestedMap, steps: int) -> tuple[Any, Any, Any]:
     if not task.moe_layers:
         return None, None, None
     dropped = metrics.pair_dropped.sum() / metrics.pair_wanted.sum()
