@@ -29,17 +29,25 @@ def forced(prefix: tf.Tensor | tuple[int, ...]) -> int | tf.Tensor:
 
 
 def allowed(logits: tf.Tensor, ids: tf.Tensor, step: tf.Tensor, request: Request) -> tf.Tensor:
-    """The logits, float32 [B, K, V], -inf for tokens that must not follow the first `step` of ids,
-    int32 [B, K, T], by the request's prefix and `no_repeat_ngram`."""
-    prefix, no_repeat_ngram = request.prefix, request.params.no_repeat_ngram
-    if given(no_repeat_ngram):
-        free = logits
+    """The logits, float32 [B, K, V], less `repetition_penalty` for tokens of the first `step` of
+    ids, int32 [B, K, T], and -inf for those that must not follow them, by the request's prefix and
+    `no_repeat_ngram`."""
+    prefix, params = request.prefix, request.params
 
-        def without_repeats():
-            repeats = _is_among(_repeats(ids, step, no_repeat_ngram), logits)
-            return tf.where(repeats & (step >= forced(prefix)), -math.inf, free)
+    def lowered(logits, size, repeated, penalty):
+        """Lower by the penalty for repeated tokens, unless a size is 0; the prefix is exempt."""
+        if not given(size):
+            return logits
 
-        logits = smart_cond(no_repeat_ngram > 0, without_repeats, lambda: free)
+        def after():
+            found = _is_among(repeated(), logits) & (step >= forced(prefix))
+            return tf.where(found, logits - penalty, logits)
+
+        return smart_cond(size > 0, after, lambda: logits)
+
+    cost, n = params.repetition_penalty, params.no_repeat_ngram
+    logits = lowered(logits, cost, lambda: ids, cost)
+    logits = lowered(logits, n, lambda: _repeats(ids, step, n), math.inf)
     if given(prefix):
         next_token = tf.gather(tf.pad(prefix, [[0, 1]]), tf.minimum(step, forced(prefix)))
         other = (tf.range(tf.shape(logits)[-1]) != next_token) & (step < forced(prefix))

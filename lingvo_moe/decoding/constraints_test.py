@@ -23,6 +23,7 @@ CONSTRAINTS = [
     {"min_length": 6},
     {"no_repeat_ngram": 3, "min_length": 9},
     {"prefix": (9, 9, 8)},
+    {"repetition_penalty": 0.7, "min_length": 6},
     {"prefix": (4,) * 15},  # longer than any translation
     {"prefix": (8, 8, 8), "no_repeat_ngram": 2, "min_length": 5},
 ]

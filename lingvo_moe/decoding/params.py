@@ -30,6 +30,7 @@ RANGES = {
     "length_penalty": (0, 10),
     "length_ratio": (0, 100),
     "length_offset": (1, 100_000),
+    "repetition_penalty": (0, 1000),
 }
 
 
@@ -59,6 +60,9 @@ class BeamSearchParams(Params):
             tokens, with EOS; it ends there in any case. A ratio FROM_DATA is as above.
         min_length: smallest number of tokens, with EOS; limited by the largest length.
         no_repeat_ngram: n; no sequence of n tokens occurs twice in a translation. 0 for no limit.
+        repetition_penalty: nats that log P of a token loses in a search if the translation has the
+            token already, and its score too. Unlike a factor of logits (Keskar et al. 2019, arXiv
+            1909.05858, section 4.1) it does not depend on what is added to all logits.
         source_prefix: text put in front of every source, exactly as given.
         target_prefix: text that every translation begins with. Its tokens are forced. They count in
             the score and the length, and other constraints do not apply to them.
@@ -82,6 +86,7 @@ class BeamSearchParams(Params):
     length_offset: Annotated[int, _in_range("length_offset")] = 10  # leaves room for EOS
     min_length: NonNegativeInt = 0
     no_repeat_ngram: NonNegativeInt = 0
+    repetition_penalty: Annotated[float, _in_range("repetition_penalty")] = 0.0
     source_prefix: _Line = ""
     target_prefix: _Line = ""
     tokens: bool = False

@@ -130,11 +130,12 @@ def reference_search(model, source, params, prefix=()):
                 min(params.min_length, longest), len(prefix) + 1
             ):
                 finished.append(([*ids, EOS], (total + row[EOS]) / penalty))
+            free, repetition = length > len(prefix), params.repetition_penalty
             grown += [
-                ((*ids, v), total + row[v])
+                ((*ids, v), total + row[v] - repetition * (free and v in ids))
                 for v in range(4, len(row))
                 if [v] == list(prefix[length - 1 : length])
-                or (length > len(prefix) and may_be_written([*ids, v], params))
+                or (free and may_be_written([*ids, v], params))
             ]
         living = sorted(grown, key=lambda h: -h[1])[: params.beam_size]
     return sorted(finished, key=lambda h: -h[1])[: params.n_best]
