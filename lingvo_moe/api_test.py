@@ -179,7 +179,6 @@ def test_every_name_of_the_api_is_one_of_the_package():
     assert all(getattr(lm, name) is getattr(api, name) for name in lm.__all__)
 
 
-@pytest.mark.slow
 def test_evaluate(world, tmp_path):
     pairs = np.array(["qnu-en"])  # any collection
     report = lm.evaluate(world[0], world[1], pairs=pairs, report=quiet, output=tmp_path / "r")
