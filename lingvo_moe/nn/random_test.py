@@ -47,6 +47,7 @@ def test_normal_numbers_are_the_same_four_ways_and_tensorflows_own():
             np.testing.assert_allclose(values, expected, rtol=0, atol=3e-6)
 
 
+@pytest.mark.slow
 def test_keep_is_the_same_four_ways_and_compares_bytes_of_words():
     shapes = [*SHAPES, (5, 2)]
 

@@ -91,6 +91,7 @@ def test_the_source_prefix_is_in_front_as_in_translation(logdir):
     assert sources(other, "kara mi") != sources(logdir, "kara mi")
 
 
+@pytest.mark.slow
 def test_explain_computes_in_batches(logdir):
     model, given = Model(logdir, Local), (["kara mi", "so", "mi"] * 3, ["the dog", "a", "b c"] * 3)
     whole, sizes, routes = model.explain(*given), [], model._runtime.routes

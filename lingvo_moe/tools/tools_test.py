@@ -62,6 +62,7 @@ def test_an_error_is_one_line_and_exit_status_1(data, tmp_path):
     assert "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'" in message
 
 
+@pytest.mark.slow
 def test_no_tool_imports_jax_or_keras_before_it_needs_them():
     """They take 2 seconds and 260 MB; tensorflow_text imports both."""
     tools = sorted(path.stem for path in Path(tools_package.__file__).parent.glob("[a-z]*.py"))

@@ -198,6 +198,7 @@ class TestSafetensors:
         assert Safetensors().export(model_dir, output) == 1
         return output
 
+    @pytest.mark.slow
     def test_it_translates_as_the_logdir(self, model_dir, weights):
         ours, theirs = lm.load(model_dir.path), lm.load(weights)
         assert theirs.step == 1
