@@ -19,6 +19,8 @@ a source.
 
 import tensorflow as tf
 
+from lingvo_moe.sbp.annotations import annotate
+
 
 def replicas_of(placement: tf.Tensor, num_experts: int) -> tf.Tensor:
     """int64 [E, D], the slots of each expert on each device, of a placement int32 [D, K]."""
@@ -85,14 +87,26 @@ def _device_flow(loads, replicas):
 
 def _spread(rest, spare):
     """Rule 2: distributes rest [A, E, D] tokens to spare [A, E, H] room, which is sufficient."""
-    flow = rest[..., :, None] * spare[..., None, :] // _at_least_one(spare)[..., None]
-    left, free = rest - tf.reduce_sum(flow, axis=3), spare - tf.reduce_sum(flow, axis=2)
-    last_token = tf.cumsum(left, axis=2)  # [A, E, D]
+    flow = _by_source(rest[..., :, None] * spare[..., None, :] // _at_least_one(spare)[..., None])
+    left = _whole(rest - tf.reduce_sum(flow, axis=3))
+    free = _whole(spare - tf.reduce_sum(flow, axis=2))
+    last_token = annotate(tf.cumsum(left, axis=2), "...")  # [A, E, D]
     tokens_before = -(-tf.cumsum(free, axis=2) * last_token[..., -1:] // _at_least_one(free))
+    tokens_before = annotate(tokens_before, "...")
     ends = tf.minimum(last_token[..., :, None], tokens_before[..., None, :])
     previous = tf.pad(tokens_before[..., :-1], [[0, 0], [0, 0], [1, 0]])
     begins = tf.maximum((last_token - left)[..., :, None], previous[..., None, :])
-    return flow + tf.maximum(ends - begins, 0)
+    return flow + _by_source(tf.maximum(ends - begins, 0))
+
+
+def _by_source(flow):
+    """On a mesh each source holds its own row of the flow [A, E, D, H], which grows with D²."""
+    return annotate(flow, "g.E.")
+
+
+def _whole(counts):
+    """On a mesh every device holds all counts [A, E, D], which are sent in 32 bits."""
+    return tf.cast(annotate(tf.cast(counts, tf.int32), "..."), tf.int64)
 
 
 def _at_least_one(room):

@@ -73,10 +73,10 @@ class VExperts(Laddered):
         expert = tf.where(routing.dispatched, routing.expert, -1)
         expert = annotate(tf.reshape(expert, [sources, -1]), "GS")
         loads = tf.reduce_sum(tf.one_hot(expert, num_experts, dtype=tf.int32), axis=1)
-        # Small tensors; every device computes all of them.
-        loads = _replicate(tf.reshape(loads, [places, self.devices, num_experts]))
-        sent = _replicate(flow_of(loads, placement))
-        sent = tf.reshape(sent, [sources, num_experts, self.devices])
+        # Every device needs the loads of all; of the flow it computes what it sends.
+        loads = annotate(tf.reshape(loads, [places, self.devices, num_experts]), "...")
+        sent = tf.reshape(flow_of(loads, placement), [sources, num_experts, self.devices])
+        sent = annotate(sent, "G..")
         slot = choose_slots(expert, tf.range(sources) % self.devices, sent, placement)
         return tf.reshape(slot, routing.expert.shape), tf.reduce_sum(loads, axis=0)
 
@@ -102,8 +102,3 @@ class VExperts(Laddered):
                 f"({places} along data, {self.devices} devices); set "
                 f"model.moe.training.groups to a multiple."
             )
-
-
-def _replicate(tensor: tf.Tensor) -> tf.Tensor:
-    """The same tensor, held by every device."""
-    return annotate(tensor, "." * tensor.shape.rank)
