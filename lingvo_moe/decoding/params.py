@@ -61,8 +61,8 @@ class BeamSearchParams(Params):
         min_length: smallest number of tokens, with EOS; limited by the largest length.
         no_repeat_ngram: n; no sequence of n tokens occurs twice in a translation. 0 for no limit.
         repetition_penalty: nats that log P of a token loses in a search if the translation has the
-            token already, and its score too. Unlike a factor of logits (Keskar et al. 2019, arXiv
-            1909.05858, section 4.1) it does not depend on what is added to all logits.
+            token already; the score loses them too. Unlike a factor of logits (Keskar et al. 2019,
+            arXiv 1909.05858, section 4.1) it does not depend on a constant added to all logits.
         source_prefix: text put in front of every source, exactly as given.
         target_prefix: text that every translation begins with. Its tokens are forced. They count in
             the score and the length, and other constraints do not apply to them.
