@@ -23,11 +23,12 @@ def test_caches_of_parents_by_hand():
     assert numbers(1, True) == numbers(3, False) == list(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {"prefix": (8, 8), "no_repeat_ngram": 3, "beam_size": 32},
-        pytest.param({"sampling": Sampling(temperature=2.0)}, marks=pytest.mark.slow),
+        {"sampling": Sampling(temperature=2.0)},
     ],
     ids=["constraints", "samples"],
 )

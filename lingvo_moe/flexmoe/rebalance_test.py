@@ -30,6 +30,7 @@ def test_experts_follow_a_skewed_and_drifting_load():
     Placement(np.asarray(runtime.state()["theta/placement"]), EXPERTS)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_moves_as_the_whole_one():
     whole, second = rebalanced(local()), rebalanced(local())
     for step in range(8):

@@ -110,6 +110,7 @@ def rounded(value):
     return round(value, 3) if isinstance(value, float) else value
 
 
+@pytest.mark.slow
 def test_options_of_a_request(model_dir, models):
     given = {
         "n_best": 2,

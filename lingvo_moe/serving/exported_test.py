@@ -117,12 +117,13 @@ SEARCH = {
 SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "seed": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         SEARCH,
-        pytest.param({"n_best": 2, "sampling": SAMPLING}, marks=pytest.mark.slow),
-        pytest.param({"source_prefix": "so ", "target_prefix": "kara "}, marks=pytest.mark.slow),
+        {"n_best": 2, "sampling": SAMPLING},
+        {"source_prefix": "so ", "target_prefix": "kara "},
     ],
     ids=["search", "sampling", "texts"],
 )
