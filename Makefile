@@ -49,13 +49,13 @@ demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported tra
 test: setup  ## lint and the tests, at the same time (6 to 15 minutes)
 	@$(MAKE) --no-print-directory -j2 lint fast-tests
 
-# Three workers for two cores, since some tests wait. glibc keeps the memory that is freed, which saves
-# a tenth of the time.
+# Two workers: a third imports and compiles for longer than the others wait. glibc keeps the memory
+# that is freed, which saves a tenth of the time.
 fast-tests: export MALLOC_MMAP_THRESHOLD_ = 33554432
 fast-tests: export MALLOC_TRIM_THRESHOLD_ = 4000000000
 fast-tests: export MALLOC_TOP_PAD_ = 67108864
 fast-tests:
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: setup  ## the slow tests
 	$(BIN)/python -m pip install --quiet --editable '.[slow]'
