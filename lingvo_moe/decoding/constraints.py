@@ -29,13 +29,15 @@ def forced(prefix: tf.Tensor | tuple[int, ...]) -> int | tf.Tensor:
 
 
 def allowed(logits: tf.Tensor, ids: tf.Tensor, step: tf.Tensor, request: Request) -> tf.Tensor:
-    """The logits, float32 [B, K, V], less `repetition_penalty` for tokens of the first `step` of
-    ids, int32 [B, K, T], and -inf for those that must not follow them, by the request's prefix and
-    `no_repeat_ngram`."""
+    """The logits, float32 [B, K, V], with the constraints of a request.
+
+    -inf for tokens that the prefix or `no_repeat_ngram` forbids after the first `step` of ids,
+    int32 [B, K, T]; lower by `repetition_penalty` for tokens that are among these ids.
+    """
     prefix, params = request.prefix, request.params
 
     def lowered(logits, size, repeated, penalty):
-        """Lower by the penalty for repeated tokens, unless a size is 0; the prefix is exempt."""
+        """Lower by the penalty for `repeated` tokens; not within the prefix, nor if size is 0."""
         if not given(size):
             return logits
 
