@@ -5,7 +5,9 @@ P slots of all devices.
 """
 
 import abc
+import collections
 import dataclasses
+import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +32,11 @@ class Holding(abc.ABC):
         Returns:
             WeightSpecs: `experts`, and tables that are needed to find an expert.
         """
+
+    def shared(self, num_experts: int, devices: int) -> int:
+        """How many experts lie on several devices of a mesh, as training begins."""
+        del num_experts, devices
+        return 0
 
     @abc.abstractmethod
     def to_expert_index(self, routing: Routing, theta: NestedMap) -> Routing:
@@ -71,30 +78,38 @@ class Slots(Holding):
     def weights(self, experts):
         """See Holding: experts in slots [P, …], and `placement` int32 [D, slots of each].
 
-        The initial placement is even, with replicas in neighbouring slots. All replicas of an
+        The initial placement is `even`, with replicas in neighbouring slots. All replicas of an
         expert start with the same values.
 
         Raises:
             ValueError: fewer slots than experts.
         """
         num_experts = next(iter(experts.values())).shape[0]
-        num_slots = self.devices * self.slots_per_device
+        num_slots, table = self.devices * self.slots_per_device, self.even(num_experts)
         if num_slots < num_experts:
             raise ValueError(
                 f"{self.devices} devices of {self.slots_per_device} slots have no room for "
                 f"{num_experts} experts; raise slots_per_device."
             )
-        even = np.arange(num_slots) * num_experts // num_slots
-        table = even.reshape(self.devices, self.slots_per_device)
 
         def in_slots(spec):
-            init = _Replicated(spec.init, tuple(even.tolist()), num_experts)
+            init = _Replicated(spec.init, tuple(table.ravel().tolist()), num_experts)
             return WeightSpec((num_slots, *spec.shape[1:]), init, spec.dims)
 
         placement = TableSpec(
             table.shape, Fixed(tuple(map(tuple, table.tolist()))), "..", EXPERTS, num_experts
         )
         return NestedMap({EXPERTS: experts.map(in_slots), PLACEMENT: placement})
+
+    def even(self, num_experts: int) -> np.ndarray:
+        """int [D, slots of each], the expert in each slot at first."""
+        slots = np.arange(self.devices * self.slots_per_device)
+        return (slots * num_experts // slots.size).reshape(self.devices, -1)
+
+    def shared(self, num_experts, devices):
+        by_device = self.even(num_experts).reshape(devices, -1).tolist()
+        held = collections.Counter(itertools.chain.from_iterable(map(set, by_device)))
+        return sum(count > 1 for count in held.values())
 
     def to_expert_index(self, routing, theta):
         """See Holding: all tokens of an expert go to its first slot."""

@@ -10,11 +10,12 @@ tokens, the cost of one group does not depend on the sharding of the others.
 
 import collections
 import dataclasses
+import fractions
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from lingvo_moe.moe.gatings.base import expert_capacity
-from lingvo_moe.moe.holding import Slots
 from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.planning import flow
 from lingvo_moe.planning.flow import BlockCost, Communication, Computation
@@ -94,6 +95,8 @@ class _Counter(WeightCosts):
     def __init__(self, blocks, mesh, rules, stored, remat, late):
         super().__init__(blocks, mesh, rules, stored, late)
         self.remat, self.params, self.m = remat, blocks.params, blocks.params.model.model_dim
+        rows, pieces = self.params.input.batch_size, self.params.target_vocab_size
+        self.sizes = {"B": rows, "M": self.m, "V": pieces}
         # Forward 1, backward 2, and with rematerialisation the layers' forward pass once more.
         self.passes = 3 + remat
 
@@ -153,15 +156,15 @@ class _Counter(WeightCosts):
 
     def _attention_exchanges(self, kind, memory_length=None):
         # Queries, keys and values of the same inputs are one product, whose gradient is one sum.
-        elements = self.tokens(kind.length) * self.m
-        yield from self._product(kind.count, "BTM,MA->BTA", elements)
+        sizes = self.sizes | {"T": kind.length, "A": kind.layer.attention.width}
+        yield from self._product(kind.count, "BTM,MA->BTA", sizes)
         if memory_length:
             # All layers of a loop add to the gradient of memory. XLA sums it over devices once,
             # after the loop (WhileLoopAllReduceCodeMotion); until then it is partial.
             sums = 1 if self.params.model.scan and self.remat else kind.count
-            of_memory = self.tokens(memory_length) * self.m
+            of_memory = sizes | {"T": memory_length}
             yield from self._product(kind.count, "BTM,MA->BTA", of_memory, sums=sums)
-        yield from self._product(kind.count, "BTA,AM->BTM", elements)
+        yield from self._product(kind.count, "BTA,AM->BTM", sizes)
 
     def _kept_by_heads(self, kind):
         n, heads = self.tokens(kind.length), kind.layer.params.num_heads / self.cut("N")
@@ -191,30 +194,31 @@ class _Counter(WeightCosts):
         flops = 2 * matrices * n * m * h
         traffic = FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
         yield self._work("feed_forward", kind.count, flops, traffic)
-        yield from self._product(kind.count * (1 + gated), "RM,MH->RH", n * m)
+        rows = self.params.input.batch_size * kind.length
+        sizes = self.sizes | {"R": rows, "H": kind.layer.dense.hidden_dim}
+        yield from self._product(kind.count * (1 + gated), "RM,MH->RH", sizes)
         # Recomputation does not include the last sum of a block. The last layer of a scan's block
         # is its MoE layer, if there is one.
         ends = kind.layer.is_moe or not (self.params.model.scan and self.params.model.moe)
-        yield from self._product(kind.count, "RH,HM->RM", n * m, again=not ends)
+        yield from self._product(kind.count, "RH,HM->RM", sizes, again=not ends)
 
     def _shape(self, kind):
-        """E, C, and of a device the slots [E, G, C] and the rows that an AllToAll sends.
+        """E, G, C, and the slots [E, G, C] of a device.
 
-        Each micro-batch has all G groups, of fewer tokens; its slots and rows are added up.
+        Each micro-batch has all groups, of fewer tokens; G counts those of all micro-batches.
         """
         moe, inputs = kind.layer.feed_forward.params, self.params.input
         groups = moe.training.groups * self.blocks.micro_batches
         size = inputs.batch_size * kind.length // groups
-        policy, choices = moe.training, moe.gating.choices_per_token
         # Without a capacity loads are taken as even.
-        factor = policy.capacity_factor or choices
+        factor = moe.training.capacity_factor or moe.gating.choices_per_token
         capacity = expert_capacity(factor, size, moe.num_experts)
-        rows = moe.num_experts * capacity, policy.rows_sent(moe.num_experts, choices, size)
-        return moe.num_experts, capacity, *(groups * r / self.cut("Eg") for r in rows)
+        slots = moe.num_experts * groups * capacity / self.cut("Eg")
+        return moe.num_experts, groups, capacity, slots
 
     def _moe(self, kind):
         n, m = self.tokens(kind.length), self.m
-        experts, capacity, slots, sent = self._shape(kind)
+        experts, groups, capacity, slots = self._shape(kind)
         own, times = kind.layer.feed_forward, kind.count
         h = own.hidden_dim / self.cut("H")
         gated = own.experts.activation.gated
@@ -235,27 +239,32 @@ class _Counter(WeightCosts):
             flops=einsum * products * 2 * one_hot * m,
             bytes=products * (einsum * self.wire * one_hot + self.item * (slots + n) * m),
         )
-        yield from self._product(times * (1 + gated), "EgCM,EMH->EgCH", slots * m)
-        yield from self._product(times, "EgCH,EHM->EgCM", slots * m)
-        if isinstance(own.params.training.holding, Slots):
-            # The gradients of slots are added up to those of experts (training.replicas).
+        sizes = self.sizes | {"E": experts, "g": groups, "C": capacity, "H": own.hidden_dim}
+        yield from self._product(times * (1 + gated), "EgCM,EMH->EgCH", sizes)
+        yield from self._product(times, "EgCH,EHM->EgCM", sizes)
+        policy = own.params.training
+        if shared := policy.holding.shared(experts, self.cut("E")):
+            # Their gradients are summed one by one (training.replicas).
             yield Communication(
                 part="gradients",
                 kind="all-reduce",
-                bytes=times * FLOAT32 * experts * matrices * m * h,
+                bytes=times * FLOAT32 * shared * matrices * m * h,
                 axes=axes_of("E", self.rules),
-                count=times,
+                count=times * shared,
             )
         # To the experts and back, forward and backward, and again if rematerialised.
-        there = flow.forward("eGCM->EgCM", self.mesh, self.rules)
-        yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times, sent * m)
+        tokens = self.params.input.batch_size * kind.length // groups
+        rows = policy.rows_sent(experts, own.params.gating.choices_per_token, tokens)
+        sizes |= {"C": fractions.Fraction(rows, experts)}
+        there = flow.forward("eGCM->EgCM", sizes, self.wire, self.mesh, self.rules)
+        yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times)
 
     def _kept_by_hidden(self, kind):
         n, m, dense = self.tokens(kind.length), self.m, kind.layer.dense
         total = self.wire * n * (m + dense.hidden_dim / self.cut("H")) if dense else 0.0
         if not kind.layer.is_moe:
             return total + self.item * n * m
-        own, (experts, capacity, slots, _) = kind.layer.feed_forward, self._shape(kind)
+        own, (experts, _, capacity, slots) = kind.layer.feed_forward, self._shape(kind)
         hidden = own.hidden_dim / self.cut("H")
         one_hot = n * experts * capacity * own.params.training.one_hot
         total += self.wire * (n * m + slots * (3 * m + hidden)) + FLOAT32 * 2 * n * experts
@@ -271,11 +280,12 @@ class _Counter(WeightCosts):
         yield Computation(
             part="softmax", flops=6 * n * m * v, bytes=FLOAT32 * (5 * n * v + 3 * m * v)
         )
-        backward = flow.backward("BTM,VM->BTV", self.mesh, self.rules)
-        yield from self._transfers("tensor_parallel", backward, 1, n * m, self.item)
-        rows = flow.forward("BTV,VM->BTM", self.mesh, self.rules)
-        both = n + self.tokens(inputs.source_length)
-        yield from self._transfers("tensor_parallel", rows, 2, both * m / 2, self.item)
+        by = self.item, self.mesh, self.rules
+        lengths = inputs.source_length, inputs.target_length
+        source, target = (self.sizes | {"T": length} for length in lengths)
+        softmax = flow.backward("BTM,VM->BTV", target, *by)
+        lookups = (flow.forward("BTV,VM->BTM", sizes, *by) for sizes in (source, target))
+        yield from self._transfers("tensor_parallel", [*softmax, *itertools.chain(*lookups)], 1)
 
     def _logits(self):
         n = self.tokens(self.params.input.target_length)
@@ -290,23 +300,19 @@ class _Counter(WeightCosts):
             bytes=times * self.passes * traffic,
         )
 
-    def _product(self, times, equation, elements, again=True, sums=None):
-        """The exchanges of a product of layers, for tensors with `elements` elements a device;
-        backward ones occur `sums` times, None for once per product."""
-        forward = flow.forward(equation, self.mesh, self.rules)
-        backward = flow.backward(equation, self.mesh, self.rules)
+    def _product(self, times, equation, sizes, again=True, sums=None):
+        """The exchanges of a product of layers; backward ones occur `sums` times, None for once
+        per product."""
+        by = sizes, self.item, self.mesh, self.rules
         forwards = (1 + (self.remat and again)) * times
-        yield from self._transfers("tensor_parallel", forward, forwards, elements, self.item)
-        yield from self._transfers("tensor_parallel", backward, sums or times, elements, self.item)
+        yield from self._transfers("tensor_parallel", flow.forward(equation, *by), forwards)
+        yield from self._transfers("tensor_parallel", flow.backward(equation, *by), sums or times)
 
-    def _transfers(self, part, exchanges, times, elements, width=None):
-        for kind, axes in exchanges:
+    def _transfers(self, part, steps, times):
+        count = times * self.blocks.micro_batches
+        for step in (one for one in steps if one.kind):
             yield Communication(
-                part=part,
-                kind=kind,
-                bytes=times * (width or self.wire) * elements,
-                axes=axes,
-                count=times * self.blocks.micro_batches,
+                part=part, kind=step.kind, bytes=times * step.bytes, axes=step.axes, count=count
             )
 
     def _again(self, group) -> collections.Counter:

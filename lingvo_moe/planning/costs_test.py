@@ -107,15 +107,15 @@ def test_gradients_of_all_but_experts_are_summed():
     assert costs.parameters == common + experts
 
 
-def test_gradients_of_experts_in_slots_are_summed_over_all_devices():
-    """Those of all experts, also without replicas, because the program is static."""
+def test_gradients_of_experts_on_several_devices_are_summed():
+    """Twelve slots of six experts, each twice: only the experts 1 and 4 are on two devices."""
 
     def sums(policy):
-        changes = [f"model.moe.training={policy}"]
+        changes = ["model.moe.num_experts=6", f"model.moe.training={policy}"]
         return count_costs(override(MOE, changes), FOUR, 4).sent["all-reduce"]
 
-    more = sums("VExperts(devices=4,slots_per_device=1,groups=4)") - sums("Gather(groups=4)")
-    layers, experts = 2, 4  # every second layer of two and two
+    more = sums("VExperts(devices=4,slots_per_device=3,groups=4)") - sums("Gather(groups=4)")
+    layers, experts = 2, 2  # every second layer of two and two
     assert more == layers * experts * 2 * 128 * 512 * 4
 
 

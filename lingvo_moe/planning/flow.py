@@ -1,14 +1,18 @@
-"""What a device computes and sends; collectives of matrix products, from their letters alone.
+"""What a device computes and sends; collectives of matrix products, from their letters.
 
 The sharding rules give the types of the operands, the signatures (sbp/signatures.py) the type of
-the result, and the rules the type that is needed. XLA goes from one to the other directly, also
-where a detour (sbp/boxing.py) would send less. Letters are those of sbp/params.py.
+the result, and the rules the type that is needed. Boxing (sbp/boxing.py) gives the collectives
+between the two and their bytes, without detours: XLA takes none, also where one would send less.
+Letters are those of sbp/params.py.
 """
 
 import dataclasses
+import fractions
 import functools
+from collections.abc import Mapping
+from typing import Any
 
-from lingvo_moe.sbp.boxing import collective
+from lingvo_moe.sbp.boxing import Step, direct
 from lingvo_moe.sbp.signatures import Lettered, on_mesh
 from lingvo_moe.sbp.types import Mesh, Rules, type_of
 
@@ -56,36 +60,34 @@ class BlockCost:
     logits: float = 0.0  # bytes of logits and their gradient
 
 
-Exchange = tuple[str, tuple[str, ...]]  # kind as in HLO, and axes along which devices communicate
+Sizes = Mapping[str, int | fractions.Fraction]  # letter -> size of the whole dimension
 
 
-def forward(equation: str, mesh: Mesh, rules: Rules) -> list[Exchange]:
-    """The collectives that give the result of a product, or of a copy "eGCM->EgCM", its type.
-
-    A lookup in a table is a product with a one-hot operand.
+def forward(equation: str, sizes: Sizes, item: int, mesh: Mesh, rules: Rules) -> tuple[Step, ...]:
+    """The steps that give the result of a product, or of a copy "eGCM->EgCM", its type; item is the
+    bytes of an element. A lookup in a table is a product with a one-hot operand.
     """
     own = tuple((letter, rules[letter]) for letter in sorted({*equation} & {*rules}))
-    return _cached(equation, mesh.axes, own)
+    shape: list[Any] = [sizes[letter] for letter in equation.partition("->")[2]]
+    source, target = _types(equation, mesh, own)
+    return direct(source, target, shape, item, mesh)
 
 
-def backward(equation: str, mesh: Mesh, rules: Rules) -> list[Exchange]:
+def backward(equation: str, sizes: Sizes, item: int, mesh: Mesh, rules: Rules) -> tuple[Step, ...]:
     """Those of the operand's gradient of "operand,weight->result"."""
     terms, result = equation.split("->")
     operand, weight = terms.split(",")
-    return forward(f"{result},{weight}->{operand}", mesh, rules)
+    return forward(f"{result},{weight}->{operand}", sizes, item, mesh, rules)
 
 
 @functools.cache
-def _cached(equation, axes, rules):
-    """Cached for meshes of all sizes, because the collectives do not depend on the sizes."""
-    mesh, terms = Mesh(axes, (2,) * len(axes)), equation.replace("->", ",").split(",")
-    *operands, target = (type_of(d, (None,) * len(d), mesh, dict(rules)) for d in terms)
-    source = operands[0]
-    if len(operands) > 1:
-        ways = on_mesh(Lettered(equation), mesh.shape)
-        source = next(way.result for way in ways if way.operands == tuple(operands))
-    found: dict[str, list[str]] = {}
-    for axis, before, after in zip(axes, source, target, strict=True):
-        if kind := collective(before, after):
-            found.setdefault(kind, []).append(axis)
-    return [(kind, tuple(names)) for kind, names in found.items()]
+def _types(equation, mesh, rules):
+    """The type that the result has by the signature, and the one that the rules want."""
+    *operands, target = (
+        type_of(d, (None,) * len(d), mesh, dict(rules))
+        for d in equation.replace("->", ",").split(",")
+    )
+    if len(operands) == 1:
+        return operands[0], target
+    ways = on_mesh(Lettered(equation), mesh.shape)
+    return next(way.result for way in ways if way.operands == tuple(operands)), target

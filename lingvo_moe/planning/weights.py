@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator
 
 from lingvo_moe.planning.flow import Communication
-from lingvo_moe.sbp.types import B, Mesh, NdSbp, Rules, Split, axes_of, axes_with, type_of
+from lingvo_moe.sbp.boxing import Step, direct
+from lingvo_moe.sbp.types import B, Mesh, NdSbp, P, Rules, axes_of, type_of
 
 FLOAT32 = 4
 
@@ -41,7 +42,7 @@ class WeightCosts:
         total = 0.0
         for (dims, shape), count in weights.items():
             if gathers := self._gathers(dims, shape):
-                total += count * gathers[-1][1]
+                total += count * gathers[-1].bytes
             elif self._typed(dims) < FLOAT32:
                 pieces = self._pieces(dims, shape, self.rules)
                 total += count * self._typed(dims) * math.prod(shape) / pieces / 2
@@ -64,26 +65,22 @@ class WeightCosts:
         `gradients` counts once for every sum over devices in a micro-batch.
         """
         rows = {axis for letter in "BGR" for axis in axes_of(letter, self.rules)}
-        summed: dict[tuple[str, ...], float] = collections.defaultdict(float)
-        gathered: dict[tuple[str, ...], float] = collections.defaultdict(float)
+        sent = collections.Counter[tuple[str, tuple[str, ...]]]()
         for (dims, shape), count in gradients.items():
-            whole = axes_with(B, type_of(dims, shape, self.mesh, self.rules), self.mesh)
-            axes = tuple(axis for axis in whole if axis in rows)
-            if self.mesh.size(axes) > 1:
-                item = FLOAT32 if self.late else self._typed(dims)
-                pieces = self._pieces(dims, shape, self.rules)
-                summed[axes] += count * item * math.prod(shape) / pieces
+            used = type_of(dims, shape, self.mesh, self.rules)
+            pairs = zip(self.mesh.axes, used, strict=True)
+            summands = NdSbp(P if one == B and axis in rows else one for axis, one in pairs)
+            item = FLOAT32 if self.late else self._typed(dims)
+            for step in direct(summands, used, shape, item, self.mesh):
+                sent[step.kind, step.axes] += count * step.bytes
         for (dims, shape), count in weights.items():
-            for axes, size in self._gathers(dims, shape):
-                gathered[axes] += count * size
-        for kind, times, sizes in (
-            ("all-reduce", 1 if self.late else self.blocks.micro_batches, summed),
-            ("all-gather", 1, gathered),
-        ):
-            for axes, size in sizes.items():
-                yield Communication(
-                    part="gradients", kind=kind, bytes=times * size, axes=axes, count=times
-                )
+            for step in self._gathers(dims, shape):
+                sent[step.kind, step.axes] += count * step.bytes
+        for (kind, axes), size in sent.items():
+            times = 1 if self.late or kind == "all-gather" else self.blocks.micro_batches
+            yield Communication(
+                part="gradients", kind=kind, bytes=times * size, axes=axes, count=times
+            )
 
     def _bytes(self, specs, rules) -> float:
         return sum(
@@ -95,22 +92,10 @@ class WeightCosts:
         sbp = type_of(dims, shape, self.mesh, rules)
         return math.prod(n for n, one in zip(self.mesh.shape, sbp, strict=True) if one != B)
 
-    def _gathers(self, dims, shape) -> list[tuple[tuple[str, ...], float]]:
-        """Axes and bytes of each AllGather from a weight's pieces at rest to those in use, the last
-        dimension first.
-        """
-        used = type_of(dims, shape, self.mesh, self.rules)
-        at_rest = type_of(dims, shape, self.mesh, self.stored)
-        both = list(zip(self.mesh.shape, at_rest, used, strict=True))
-        pieces = math.prod(n for n, *types in both if types != [B, B])
-        gathered = NdSbp(B if before == after else before for _, before, after in both)
-        size, found = self.wire * math.prod(shape) / pieces, []
-        for dim in reversed(range(len(dims))):
-            axes = axes_with(Split(dim), gathered, self.mesh)
-            if self.mesh.size(axes) > 1:
-                size *= self.mesh.size(axes)
-                found.append((axes, size))
-        return found
+    def _gathers(self, dims, shape) -> list[Step]:
+        """From a weight's pieces at rest to those in use."""
+        at_rest, used = (type_of(dims, shape, self.mesh, r) for r in (self.stored, self.rules))
+        return [s for s in direct(at_rest, used, shape, self.wire, self.mesh) if s.kind]
 
     def _typed(self, dims) -> int:
         """Bytes of an element of a weight in use; routers' (letter e) stay float32."""

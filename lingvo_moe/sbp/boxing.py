@@ -81,6 +81,23 @@ def plan(
     raise AssertionError("every tensor can be copied to all devices, and cut again")
 
 
+def direct(
+    source: NdSbp, target: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh
+) -> tuple[Step, ...]:
+    """The steps of XLA, which takes no detours: axes that change alike do so together, those that
+    split the last dimension first. Pieces may be unequal; bytes are then of a mean piece."""
+    changes = list(zip(source, target, strict=True))
+    here, taken = source, []
+    last_first = sorted(dict.fromkeys(changes), key=lambda change: -getattr(change[0], "dim", -1))
+    for one, other in last_first:
+        if one != other:
+            axes = tuple(axis for axis, change in enumerate(changes) if change == (one, other))
+            there = NdSbp(other if axis in axes else old for axis, old in enumerate(here))
+            taken.append(_step(axes, here, there, shape, element_bytes, mesh))
+            here = there
+    return tuple(taken)
+
+
 def steps(here: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh) -> Iterator[Step]:
     """All single steps from `here` to types that split the shape into equal pieces."""
     numbers = range(len(mesh.axes))
@@ -115,7 +132,8 @@ def is_even(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> bool:
 def _step(axes, source, target, shape, element_bytes, mesh):
     devices = math.prod(mesh.shape[axis] for axis in axes)
     together = NdSbp(B if axis in axes else one for axis, one in enumerate(source))
-    size = element_bytes * math.prod(piece_shape(shape, together, mesh))
+    pieces = mesh.size(tuple(itertools.chain.from_iterable(cuts(len(shape), together, mesh))))
+    size = element_bytes * math.prod(shape) // pieces
     kind = collective(source[axes[0]], target[axes[0]])
     if kind == "all-to-all":
         size //= devices

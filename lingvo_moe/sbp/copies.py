@@ -1,10 +1,11 @@
 """Late sums: the gradient of a weight has the type P until the last micro-batch.
 
 Devices with different rows hold copies of a weight, and its gradient is a sum over these devices.
-XLA has no type P: it computes this sum together with the gradient, once for each micro-batch. So P
-needs a dimension. A weight whose gradient is P, by its type, gets one more: device d uses copy d,
-and the gradient of copy d is the summand of device d. Summands are added over micro-batches;
-devices communicate only when `sum_copies` sums the copies.
+GSPMD, the partitioner that reads TensorFlow's annotations, has no type P: it computes this sum
+together with the gradient, once for each micro-batch. So P needs a dimension. A weight whose
+gradient is P, by its type, gets one more: device d uses copy d, and the gradient of copy d is the
+summand of device d. Summands are added over micro-batches; devices communicate only when
+`sum_copies` sums the copies.
 
 A weight may lie in one way at rest, between steps, and in another way in use, in a step. Layers
 apply their weights with the functions below. These accept weights with or without this dimension,

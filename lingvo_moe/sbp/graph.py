@@ -100,7 +100,9 @@ class Graph:
         same = Lettered(f"{letters}->{letters}")
         types = like if sbp is None else parse(sbp)
         shape = self.nodes[operand].shape
-        return self._add(Node(self._name(), shape, same, (operand,), _itself, 0.0, types, True))
+        return self._add(
+            Node(self._name(), shape, same, (operand,), lambda piece: piece, 0.0, types, True)
+        )
 
     def _name(self):
         return f"v{len(self.nodes)}"
@@ -110,10 +112,6 @@ class Graph:
             raise ValueError(f"Two tensors of the graph are called {node.name!r}; rename one.")
         self.nodes[node.name] = node
         return node.name
-
-
-def _itself(piece):
-    return piece
 
 
 class Move(NamedTuple):

@@ -4,6 +4,7 @@ Every step of boxing is one collective or a local operation (Yuan et al. 2021, a
 table 2), so the compiled program has the collectives of the plan and no others.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,7 +43,8 @@ def program(plan: Plan) -> Callable[..., list[jax.Array]]:
                         piece = _move(piece, step, mesh)
                     had[move.operand, move.target] = piece
             operands = (had[move.operand, move.target] for move in moves)
-            compute = node.compute or _to_shape(piece_shape(node.shape, result, mesh))
+            shape = piece_shape(node.shape, result, mesh)
+            compute = node.compute or functools.partial(jnp.reshape, shape=shape)
             had[node.name, result] = compute(*operands)
         return [had[name, types[name]] for name in outputs]
 
@@ -62,10 +64,6 @@ def program(plan: Plan) -> Callable[..., list[jax.Array]]:
 
 def _inputs(plan: Plan) -> list[str]:
     return [choice.node.name for choice in plan.choices if choice.node.operator is None]
-
-
-def _to_shape(shape):
-    return lambda piece: jnp.reshape(piece, shape)
 
 
 def _move(piece: jax.Array, step: Step, mesh: Mesh) -> jax.Array:

@@ -45,10 +45,7 @@ class Mesh:
 
 def parse_mesh(text: str) -> Mesh:
     """The mesh whose str is text: "data:2,expert:4" -> Mesh(("data", "expert"), (2, 4)).
-
-    Raises:
-        ValueError: another form, an axis named twice, or a size of 0.
-    """
+    Raises ValueError: another form, an axis named twice, or a size of 0."""
     if not re.fullmatch(r"[a-z_]+:[0-9]+(,[a-z_]+:[0-9]+)*", text):
         raise ValueError(f"Mesh {text!r} must read axis:size,axis:size, such as data:2,expert:4.")
     axes, sizes = zip(*(part.split(":") for part in text.split(",")), strict=True)
@@ -99,10 +96,7 @@ class NdSbp(tuple[Sbp, ...]):
 
 def parse(text: str) -> NdSbp:
     """The value whose str is text: "S(0),B". The empty text is that of a mesh without axes.
-
-    Raises:
-        ValueError: anything else.
-    """
+    Raises ValueError: anything else."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if not re.fullmatch(r"B|P|S\(\d+\)", part):
