@@ -19,7 +19,7 @@ from lingvo_moe.planning.search import (
     price,
     search_strategies,
 )
-from lingvo_moe.sbp.params import ShardingParams
+from lingvo_moe.sbp.params import DATA_AND_EXPERT, ShardingParams
 from lingvo_moe.sbp.types import piece_shape, type_of
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.small_models import MOE, SMALL
@@ -37,9 +37,6 @@ CORES = {
     "m4.T96L": (2048, (0, 9.38), (1988, 17.54)),
     "m4.Bilingual": (16, (1141, 1.63), (1092, 2.38)),
 }
-DISPATCHER = "model.moe.training"
-
-
 FAST = ("m4.MoE128E12L", "m4.T96L", "m4.Bilingual")
 
 
@@ -58,12 +55,8 @@ def test_never_above_the_papers_annotation(model):
     assert found.fastest.seconds <= best.seconds
     if ".MoE" in model:  # expert parallel, a device an expert
         assert str(best.strategy.mesh) == f"expert:{cores}"
-    assert taken(hand) == by_hand
-    assert taken(found.fastest) == fastest
-
-
-def taken(one):
-    return round(1e3 * one.seconds * one.fits), round(one.sent / 1e9, 2)
+    for one, taken in ((hand, by_hand), (found.fastest, fastest)):
+        assert (round(1e3 * one.seconds * one.fits), round(one.sent / 1e9, 2)) == taken
 
 
 def test_tensor_parallel_for_large_feed_forward_layers():
@@ -121,18 +114,12 @@ def every_strategy(params, devices):
                 continue
             if (zero and data == 1) or (late and params.train.micro_batches == 1):
                 continue
-            rows = ("data", "expert")
-            rules = [
-                *((x, rows) for x in "BGR"),
-                *((x, ("data",)) for x in "gr"),
-                ("E", ("expert",)),
-            ]
-            rules += [(letter, ("model",)) for letter in cuts]
+            rules = (*DATA_AND_EXPERT, *((letter, ("model",)) for letter in cuts))
             state = [("M", ("data",))] * zero
             for letter, spread in (("A", a), ("V", v), ("e", gate)):
                 inner = ("model",) if letter in cuts else ()
                 state += [(letter, ("expert", *inner))] * spread
-            sharding = ShardingParams(rules=tuple(rules), state_rules=tuple(state), late_sums=late)
+            sharding = ShardingParams(rules=rules, state_rules=tuple(state), late_sums=late)
             if not runs(params, specs, mesh, sharding):
                 continue
             model_params = dataclasses.replace(params.model, remat=remat)
@@ -204,7 +191,7 @@ def test_a_limit_that_nothing_keeps():
 
 def test_the_meshes_are_those_that_the_layers_accept():
     # Six experts in eight slots of four devices.
-    slots = f"{DISPATCHER}=VExperts(devices=4,slots_per_device=2,groups=8)"
+    slots = "model.moe.training=VExperts(devices=4,slots_per_device=2,groups=8)"
     params = override(get_params("tiny.MoE"), [*SMALL, *MOE, "model.moe.num_experts=6", slots])
     space = Space(params, HARDWARE["cpu"])
     assert list(map(str, space.meshes(8))) == [
@@ -216,7 +203,7 @@ def test_the_meshes_are_those_that_the_layers_accept():
 @pytest.mark.parametrize(
     ("model", "changes", "devices", "reason"),
     [
-        ("tiny.MoE", (*MOE, f"{DISPATCHER}=Ragged()"), 8, "one device"),
+        ("tiny.MoE", (*MOE, "model.moe.training=Ragged()"), 8, "one device"),
         ("tiny.Dense", (), 7, "7 devices"),
     ],
 )
