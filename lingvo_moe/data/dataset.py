@@ -145,6 +145,17 @@ class Dataset:
         pairs = sorted(self.pairs, key=lambda pair: pair.length_ratio)
         return {pair.target: pair.length_ratio for pair in pairs if pair.length_ratio}
 
+    @property
+    def expected_ratios(self) -> dict[str, float]:
+        """Target language -> mean number of target tokens of a source token in dev, if known."""
+        tokens: dict[str, tuple[int, int]] = {}
+        for pair in self.pairs:
+            source, target = tokens.get(pair.target, (0, 0))
+            for _, _, _, of_source, of_target in pair.lengths.get("dev", ()):
+                source, target = source + of_source, target + of_target
+            tokens[pair.target] = source, target
+        return {name: target / source for name, (source, target) in tokens.items() if source}
+
     def pair(self, name: str) -> PairInfo:
         """The pair of that name. Raises ValueError: there is none; the message lists the most
         similar names."""

@@ -53,6 +53,14 @@ def _change(dataset, change):
     path.write_text(json.dumps(fields))
 
 
+def test_expected_ratios_are_those_of_all_dev_lines_into_a_language(dataset):
+    tables = [[16, 16, 2, 20, 30], [32, 16, 1, 20, 30]], [[16, 16, 1, 10, 15]]
+    both = zip(dataset.pairs, tables, strict=True)
+    pairs = [dataclasses.replace(pair, lengths={"dev": table}) for pair, table in both]
+    assert dataset.expected_ratios == {}
+    assert dataclasses.replace(dataset, pairs=pairs).expected_ratios == {"en": 75 / 50}
+
+
 def test_load_gives_what_was_saved(dataset):
     loaded = Dataset.load(dataset.directory)
     digest = Records(dataset.directory / SHARD).checksum

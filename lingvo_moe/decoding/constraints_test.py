@@ -24,6 +24,7 @@ CONSTRAINTS = [
     {"no_repeat_ngram": 3, "min_length": 9},
     {"prefix": (9, 9, 8)},
     {"repetition_penalty": 0.7, "min_length": 6},
+    {"expected_ratio": 0.8, "length_penalty": 3.0, "min_length": 4},
     {"prefix": (4,) * 15},  # longer than any translation
     {"prefix": (8, 8, 8), "no_repeat_ngram": 2, "min_length": 5},
 ]
@@ -83,7 +84,7 @@ def test_xla_compiles_constraints():
         return tf.gather(table, token_ids), caches, None
 
     def run(steps):
-        return search(step_fn, (), (), tf.constant([4]), request, steps)
+        return search(step_fn, (), (), tf.constant([4]), tf.constant([9.0]), request, steps)
 
     expected = run(None)
     compiled = tf.function(run, jit_compile=True, autograph=False)(4)

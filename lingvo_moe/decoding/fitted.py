@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-FITTED = ("length_penalty", "length_ratio")
+FITTED = ("length_penalty", "length_ratio", "expected_ratio")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,13 +16,16 @@ class Fitted:
     penalties: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # target language -> length_ratio
     ratios: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # target language -> expected_ratio
+    expected: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def numbers(self, language: str | None = None) -> dict[str, Any]:
-        """length_penalty and length_ratio of a language; None for the largest ratio of all."""
+        """The value of each of FITTED for a language; None for the largest length_ratio of all."""
         most = max(self.ratios.values(), default=1.5)
         return {
             "length_penalty": self.penalties.get(language or "", self.penalty),
             "length_ratio": self.ratios.get(language or "", most),
+            "expected_ratio": self.expected.get(language or "", 0.0),
         }
 
 

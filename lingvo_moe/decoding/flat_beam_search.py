@@ -71,6 +71,7 @@ class _Rows(NamedTuple):
 
     sentence: tf.Tensor  # its position in the batch
     max_length: tf.Tensor
+    rewarded: tf.Tensor  # largest length that the score counts, float32
     source: Any
     caches: Any
     living: _Living
@@ -106,7 +107,7 @@ def beam_search(
         request.check_after_tag()
         request = dataclasses.replace(request, after_tag=True)
     source = NestedMap(encoded=model.encode(laid_out, source_ids, source_lengths, tasks))
-    max_lengths = params.longest(source_lengths)
+    lengths = params.longest(source_lengths), params.rewarded(source_lengths)
     dtype = laid_out.decoder.embedding.table.dtype
 
     if params.tokens:  # which source tokens are neither the language's tag, EOS nor padding
@@ -130,7 +131,7 @@ def beam_search(
         steps = max(params.longest(source_ids.shape[1]), len(request.prefix) + 1)
     owners = tf.repeat(source_lengths, params.beam_size // request.sharing)
     caches = model.empty_caches(owners, (steps or 0) * request.sharing, dtype)
-    found = search(step_fn, caches, source, max_lengths, request, steps, start)
+    found = search(step_fn, caches, source, *lengths, request, steps, start)
     return found if first is None else _without_first(found)
 
 
@@ -151,6 +152,7 @@ def search(
     caches: Any,
     source: Any,
     max_lengths: tf.Tensor,
+    rewarded: tf.Tensor,
     request: Request,
     steps: int | None = None,
     start: int = BOS,
@@ -174,6 +176,7 @@ def search(
             steps is None.
         source: other inputs of step_fn, any structure of tensors [B, …].
         max_lengths: int32 [B], at least 1, with EOS.
+        rewarded: float32 [B], the largest length that the score counts, with EOS.
         request: how to search.
         steps: T, at least the largest of max_lengths; None for exactly that number, dynamic.
     """
@@ -185,7 +188,7 @@ def search(
     positions = steps * request.sharing if static else 0
     best = _nothing(batch, steps, request)
     living = _start(batch, steps, positions, request, start)
-    rows = _Rows(tf.range(batch), max_lengths, source, caches, living, best)
+    rows = _Rows(tf.range(batch), max_lengths, rewarded, source, caches, living, best)
     if static:
         return _output(_run(step_fn, tf.constant(0), rows, steps, request)[1].best)
 
@@ -251,10 +254,10 @@ def _advance(step_fn, request, step, rows):
         lambda: _choose(*scored, params),
     )
     living = living._replace(visible=visible)
-    best = _offer(rows.best, living, continuations.ended, sources, step, request)
+    best = _offer(rows, living, continuations.ended, sources, step, request)
     living = _extend(living, continuations, sources, step)
     caches = of_parents(caches, continuations.parent, sharing, request.in_order)
-    no_better = _no_better(living.log_probs, rows.max_length, best.scores, request)
+    no_better = _no_better(living.log_probs, rows, best.scores, request)
     log_probs = tf.where((must_end | no_better)[:, None], _IMPOSSIBLE, living.log_probs)
     living = living._replace(log_probs=log_probs)
     return step + 1, rows._replace(caches=caches, living=living, best=best)
@@ -405,34 +408,36 @@ def _has_words(ids, step, request):
     return tf.reduce_any(words, axis=-1)
 
 
-def _divisors(length, request):
-    """Of log P of a length int32 […]: float32 […, 1], or […, N] for N penalties to compare."""
-    length = tf.cast(length, tf.float32)
+def _divisors(length, rows, request):
+    """Of log P of a length int32 [] or [B]: float32 [B, 1], or [B, N] to compare N penalties."""
+    length = tf.minimum(tf.cast(length, tf.float32), rows.rewarded)
     exponents = request.penalties or (None,)
     return tf.stack([request.params.penalty(length, alpha) for alpha in exponents], axis=-1)
 
 
-def _no_better(log_probs, max_lengths, scores, request):
+def _no_better(log_probs, rows, scores, request):
     """bool [B]: whether no living hypothesis can end with a score above those of the best."""
-    bounds = tf.reduce_max(log_probs, axis=1)[:, None] / _divisors(max_lengths, request)
+    divisors = _divisors(rows.max_length, rows, request)
+    bounds = tf.reduce_max(log_probs, axis=1)[:, None] / divisors
     return tf.reduce_all(bounds <= (scores if request.penalties else scores[:, -1:]), axis=1)
 
 
-def _best(scores, log_probs, step, request):
+def _best(scores, log_probs, divisors, request):
     """The N best scores of N earlier ones and K new ones [B, N], and their places among both."""
     if not request.penalties:
-        both = tf.concat([scores, log_probs / _divisors(step + 1, request)], axis=1)
+        both = tf.concat([scores, log_probs / divisors], axis=1)
         return tf.math.top_k(both, request.count)
-    new = log_probs[:, None] / _divisors(step + 1, request)[:, None]  # [B, N, K]
+    new = log_probs[:, None] / divisors[..., None]  # [B, N, K]
     both = tf.concat([scores[..., None], new], axis=2)
     place = tf.argmax(both, axis=2, output_type=tf.int32)
     place = tf.where(place == 0, tf.range(request.count), request.count - 1 + place)
     return tf.reduce_max(both, axis=2), place
 
 
-def _offer(best, living, log_probs, sources, step, request):
+def _offer(rows, living, log_probs, sources, step, request):
     """The N best of the earlier ones and of every living hypothesis followed by EOS."""
-    scores, index = _best(best.scores, log_probs, step, request)
+    best, divisors = rows.best, _divisors(step + 1, rows, request)
+    scores, index = _best(best.scores, log_probs, divisors, request)
     eos = tf.fill(tf.shape(log_probs), EOS)
     ended = _write(living.written, step, eos, log_probs, sources)
     lengths = tf.concat([best.lengths, tf.fill(tf.shape(log_probs), step + 1)], axis=1)

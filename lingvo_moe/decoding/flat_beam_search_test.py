@@ -39,7 +39,9 @@ def toy_graph(graph):
             del step, visible, source
             return tf.gather(table, token_ids), caches, None
 
-        return search(step_fn, (), (), max_lengths, graph.with_inputs(inputs))
+        request = graph.with_inputs(inputs)
+        rewarded = request.params.rewarded(tf.ones_like(max_lengths))
+        return search(step_fn, (), (), max_lengths, rewarded, request)
 
     return run
 
@@ -89,6 +91,16 @@ def test_the_longest_length_ends_by_eos_at_its_own_probability():
     assert short == [EOS]
     [[(ids, _)]] = toy_search(chain, [3], beam_size=2, length_penalty=0.0)
     assert ids == [A, EOS]  # EOS alone is likelier, 0.1 and not 0.09, but has no word
+
+
+def test_a_longer_translation_than_expected_gains_nothing():
+    # One more token costs ln 0.9 of log P. A penalty of 4 is worth more than that, up to the bound.
+    chain = {BOS: {A: 0.9, EOS: 0.1}, A: {A: 0.9, EOS: 0.1}}
+    for ratio, length in ((0.0, 9), (4.0, 4), (20.0, 9)):  # of a source of one token
+        [[(ids, score)]] = toy_search(chain, [9], length_penalty=4.0, expected_ratio=ratio)
+        assert len(ids) == length
+        log_prob = np.log(0.1) + (length - 1) * np.log(0.9)
+        np.testing.assert_allclose(score, log_prob / ((5 + length) / 6) ** 4, rtol=1e-5)
 
 
 def test_ties_go_to_the_lower_beam_and_id():
@@ -165,7 +177,7 @@ def test_a_translation_has_a_word(sampling):
 
 def test_one_search_compares_length_penalties():
     penalties, sources = (0.0, 0.7, 1.5, 4.0), sentences([1, 2, 4, 6, 6, 3])
-    params = BeamSearchParams(beam_size=3, length_ratio=1.0, length_offset=8)
+    params = BeamSearchParams(beam_size=3, length_ratio=1.0, length_offset=8, expected_ratio=1.5)
     together = tiny().search(sources, Request(params, penalties=penalties))
     for n, alpha in enumerate(penalties):
         one = Request(dataclasses.replace(params, length_penalty=alpha))

@@ -29,6 +29,7 @@ RANGES = {
     "n_best": (1, MAX_BEAM),
     "length_penalty": (0, 10),
     "length_ratio": (0, 100),
+    "expected_ratio": (0, 100),
     "length_offset": (1, 100_000),
     "repetition_penalty": (0, 1000),
 }
@@ -58,6 +59,9 @@ class BeamSearchParams(Params):
             length counts EOS. FROM_DATA is what Fitted has for the target language.
         length_ratio, length_offset: a translation has at most ratio · source length + offset
             tokens, with EOS; it ends there in any case. A ratio FROM_DATA is as above.
+        expected_ratio: length_penalty counts at most ratio · source length tokens, so that a
+            translation gains nothing by more (Yang et al. 2018, arXiv 1808.09582, the bounded
+            reward); 0 counts all. FROM_DATA is as above.
         min_length: smallest number of tokens, with EOS; limited by the largest length.
         no_repeat_ngram: n; no sequence of n tokens occurs twice in a translation. 0 for no limit.
         repetition_penalty: nats that log P of a token loses in a search if the translation has the
@@ -84,6 +88,7 @@ class BeamSearchParams(Params):
     length_penalty: Annotated[float, _in_range("length_penalty")] | FromData = FROM_DATA
     length_ratio: Annotated[float, _in_range("length_ratio")] | FromData = FROM_DATA
     length_offset: Annotated[int, _in_range("length_offset")] = 10  # leaves room for EOS
+    expected_ratio: Annotated[float, _in_range("expected_ratio")] | FromData = FROM_DATA
     min_length: NonNegativeInt = 0
     no_repeat_ngram: NonNegativeInt = 0
     repetition_penalty: Annotated[float, _in_range("repetition_penalty")] = 0.0
@@ -111,6 +116,15 @@ class BeamSearchParams(Params):
         exact = ratio * tf.cast(source_tokens, tf.float32)
         rounded = tf.math.ceil(exact - _ROUNDING * tf.maximum(exact, 1.0))
         return tf.cast(rounded, tf.int32) + self.length_offset
+
+    def rewarded(self, source_tokens: Any) -> Any:
+        """Largest number of tokens, with EOS, that length_penalty counts in a translation of so
+        many source tokens, a number or int32 of any shape: a float, infinite for all."""
+        ratio = self._number("expected_ratio")
+        if isinstance(source_tokens, int):
+            return ratio * source_tokens or math.inf
+        exact = ratio * tf.cast(source_tokens, tf.float32)
+        return tf.where(exact > 0.0, exact, math.inf)
 
     def penalty(self, length: Any, exponent: float | None = None) -> Any:
         """The divisor of log P for a number of tokens with EOS, a float or a tensor; exponent is α,

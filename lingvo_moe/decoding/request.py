@@ -31,7 +31,8 @@ _OF_SEARCH = _kinds(BeamSearchParams)
 del _OF_SEARCH["batch_tokens"], _OF_SEARCH["separate_caches_from"]
 # Those that are inputs of any graph, so that other values need no new graph; the second ones are
 # sizes, which XLA needs to know.
-_INPUTS, _SIZES = ("length_penalty", "min_length"), ("length_ratio", "length_offset")
+_INPUTS = ("length_penalty", "expected_ratio", "min_length")
+_SIZES = ("length_ratio", "length_offset")
 OWN = -1  # as an option of an export: the number of the target language
 # Fields that graphs do not use.
 _OUTSIDE = ("source_prefix", "target_prefix", "batch_tokens")

@@ -2,7 +2,9 @@
 
 A search prefers short translations, the more the less a model knows (Stahlberg and Byrne 2019), and
 chrF++ alone prefers long ones. So of the penalties with which translations are about as long as
-references, the smallest is taken whose chrF++ is not worse than the best one beyond chance.
+references, the smallest is taken whose chrF++ is not worse than the best one beyond chance. A
+penalty rewards no more tokens than a source lets expect: without this bound the right mean length
+is that of lines which are far too long, and of others which are too short.
 
 A penalties, N lines.
 """
@@ -24,7 +26,8 @@ from lingvo_moe.inference.translator import Translator
 from lingvo_moe.tasks.model_dir import ModelDir
 
 # Near 1 the lengths change fastest. One search compares all, so that more cost little.
-PENALTIES = (0.6, 0.8, 0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0)
+PENALTIES = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.4, 3.0)
+_ROOM = 1.2  # expected_ratio over the mean ratio of dev
 LINES = 300  # of all languages; more if they are many
 _LINES_OF_LANGUAGE, _MOST_LINES = 40, 600
 _LEAST_OF_LANGUAGE = 10  # for a penalty of its own
@@ -149,6 +152,13 @@ def is_fitted(model_dir: ModelDir, translator: Translator) -> bool:
     return True
 
 
+def bounded(translator: Translator, dataset: Dataset) -> Translator:
+    """A translator whose expected ratios are those of a dataset's dev lines."""
+    ratios = {name: _ROOM * ratio for name, ratio in dataset.expected_ratios.items()}
+    fitted = dataclasses.replace(translator.fitted, expected=ratios)
+    return dataclasses.replace(translator, fitted=fitted)
+
+
 def translate_and_fit(
     translator: Translator, sample: Sample, fits: bool
 ) -> tuple[Fitted, list[tuple[str, list[str], list[str]]]]:
@@ -165,7 +175,7 @@ def translate_and_fit(
     fitted, place = translator.fitted, dict.fromkeys(found, 0)
     if fits:
         chosen = choose({name: Measured.of(*texts) for name, texts in found.items()})
-        fitted = dataclasses.replace(chosen, ratios=fitted.ratios)
+        fitted = dataclasses.replace(fitted, penalty=chosen.penalty, penalties=chosen.penalties)
         place = {name: PENALTIES.index(fitted.numbers(name)["length_penalty"]) for name in found}
     return fitted, [
         (name, [line[place[name]] for line in texts], references)
@@ -197,7 +207,7 @@ def fit_penalties(
         return translator
     lines = sum(len(sources) for sources, _ in sample.values())
     report(f"Fitting the length penalty on {lines} lines of dev …")
-    fitted, _ = translate_and_fit(translator, sample, True)
+    fitted, _ = translate_and_fit(bounded(translator, dataset), sample, True)
     own = "".join(f", {name} {value:g}" for name, value in fitted.penalties.items())
     report(f"Length penalty: {fitted.penalty:g}{own}")
     if writes:

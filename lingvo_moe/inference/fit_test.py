@@ -73,6 +73,9 @@ def test_after_training_the_best_checkpoint_has_penalties(trained):
     assert model_dir.has_penalties(2)
     assert sum(line.startswith("Length penalty: ") for line in lines) == 1
     translator, _ = load_translator(model_dir, Local(model_dir.task))
+    dev = [e for pair in dataset().pairs for e in dataset().examples("dev", pair.name)]
+    ratio = sum(len(e.target) for e in dev) / sum(len(e.source) for e in dev)
+    assert translator.fitted.expected == {"en": pytest.approx(1.2 * ratio)}
     assert translator.fitted == model_dir.at_step(2).fitted
     assert translator.decoding.filled(translator.fitted, "en").length_penalty in PENALTIES
     assert fit_penalties(model_dir, translator, dataset(), 2, lines.append) is translator

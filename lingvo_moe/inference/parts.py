@@ -42,6 +42,10 @@ class Translation(NamedTuple):
         return fields | {"tokens": each, "source": list(self.source)}
 
 
+# (number of tokens with EOS, the parts that they translate) -> the divisor of log P
+Penalty = Callable[[int, Sequence[Part]], float]
+
+
 class TranslatedPart(NamedTuple):
     """A translation of a part of a sentence and its number of tokens, with EOS; 0 if not found."""
 
@@ -55,21 +59,24 @@ class TranslatedPart(NamedTuple):
 
 
 def merge_parts(
-    found: Sequence[TranslatedPart], parts: Sequence[Part], penalty: Callable[[int], float]
+    found: Sequence[TranslatedPart], parts: Sequence[Part], penalty: Penalty
 ) -> Translation:
     """The translation of a text from those of its parts; its score is that of all tokens.
 
     Args:
         found: of each part.
         parts: of the text.
-        penalty: number of tokens -> the divisor of log P.
+        penalty: of log P.
     """
     translations = [one.translation for one in found]
     if len(found) == 1:
         return translations[0]
     if not all(one.length for one in found):
         return Translation("", -math.inf)
-    log_prob = sum(one.translation.score * penalty(one.length) for one in found)
+    log_prob = sum(
+        one.translation.score * penalty(one.length, [part])
+        for one, part in zip(found, parts, strict=True)
+    )
     starts = itertools.accumulate((len(t.source) for t in translations), initial=0)
     tokens = (
         token._replace(source=start + token.source) if token.source >= 0 else token
@@ -78,7 +85,7 @@ def merge_parts(
     )
     return Translation(
         join_parts([t.text for t in translations], parts),
-        log_prob / penalty(sum(one.length for one in found)),
+        log_prob / penalty(sum(one.length for one in found), parts),
         tuple(tokens),
         tuple(piece for t in translations for piece in t.source),
     )
@@ -87,7 +94,7 @@ def merge_parts(
 def merge_hypotheses(
     found: Sequence[Sequence[TranslatedPart]],
     parts: Sequence[Part],
-    penalty: Callable[[int], float] | None,
+    penalty: Penalty | None,
 ) -> list[Translation]:
     """The N translations of a text, best first, from the N hypotheses of each of its parts.
 
@@ -107,9 +114,9 @@ def merge_hypotheses(
     by_log_prob = [
         sorted(
             (one for one in hypotheses if one.length),
-            key=lambda one: -one.translation.score * penalty(one.length),
+            key=lambda one: -one.translation.score * penalty(one.length, [part]),
         )
-        for hypotheses in found
+        for hypotheses, part in zip(found, parts, strict=True)
     ]
     count = max(map(len, by_log_prob)) if all(by_log_prob) else 0
     ranked = [[one[min(k, len(one) - 1)] for one in by_log_prob] for k in range(count)]

@@ -6,6 +6,11 @@ from lingvo_moe.data.sentences import Part
 from lingvo_moe.inference.parts import TranslatedPart, Translation, merge_hypotheses
 
 
+def _length(length, parts):
+    del parts
+    return length
+
+
 def _part(text, score, length):
     return TranslatedPart(Translation(text, score), length)
 
@@ -15,7 +20,7 @@ def test_hypotheses_of_parts_are_joined_by_log_p():
     first = [_part("short", -2.0, 1), _part("long", -0.1, 10)]
     second = [_part("stop", -3.0, 1), _part("end", -1.0, 1), _part("", -0.5, 0)]  # it did not end
     parts = [Part("a", 1, " "), Part("b", 1, "")]
-    best, other = merge_hypotheses([first, second], parts, float)
+    best, other = merge_hypotheses([first, second], parts, _length)
     assert (best.text, other.text) == ("long end", "short stop")
     assert best.score == pytest.approx((-1.0 - 1.0) / 11)
     assert other.score == pytest.approx((-2.0 - 3.0) / 2)
@@ -24,4 +29,4 @@ def test_hypotheses_of_parts_are_joined_by_log_p():
 def test_a_text_of_which_no_hypothesis_of_a_part_ended_is_empty():
     parts = [Part("a", 1, " "), Part("b", 1, "")]
     found = [[_part("x", -1.0, 1)], [_part("", -1.0, 0)]]
-    assert merge_hypotheses(found, parts, float) == [Translation("", -math.inf)]
+    assert merge_hypotheses(found, parts, _length) == [Translation("", -math.inf)]

@@ -150,8 +150,9 @@ class TextTranslator(abc.ABC):
             return [Translation(written(sentence, to, (), ()), 0.0)] * count
         search = self.decoding.filled(self.fitted, to)
 
-        def penalty(length):
-            return search.penalty(self.tags + length)
+        def penalty(length, parts):
+            read = sum(min(part.size, self.part_pieces) + self.added for part in parts)
+            return search.penalty(min(self.tags + length, search.rewarded(read)))
 
         rows = [
             [one.written(part, to) for one in best] for part, best in zip(parts, found, strict=True)

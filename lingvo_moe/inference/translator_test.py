@@ -131,7 +131,7 @@ def test_merged_hypotheses_are_ordered_by_their_scores():
     # log P is the score times the length here: -2, -1.5 and -3; -1.
     found = [part(("a", -0.5, 4), ("b", -0.75, 2), ("c", -1.0, 3)), part(("x", -0.5, 2))]
     parts = [Part("k.", 2, " "), Part("m", 1)]
-    merged = merge_hypotheses(found, parts, lambda length: length)
+    merged = merge_hypotheses(found, parts, lambda length, _: length)
     assert [(one.text, one.score) for one in merged] == [
         ("a x", pytest.approx(-3 / 6)),
         ("b x", pytest.approx(-2.5 / 4)),
@@ -139,7 +139,7 @@ def test_merged_hypotheses_are_ordered_by_their_scores():
     ]
     in_place = merge_hypotheses(found, parts, None)
     assert [one.text for one in in_place] == ["a x", "b", "c"]
-    nothing = merge_hypotheses([found[0], part()], parts, lambda length: length)
+    nothing = merge_hypotheses([found[0], part()], parts, lambda length, _: length)
     assert nothing == [Translation("", -math.inf)] * 3
 
 
@@ -187,3 +187,14 @@ def test_the_score_of_merged_parts_counts_one_tag():
     ((merged,),) = model([TEXT], "en")
     log_prob = 3 * -0.5 * model.decoding.penalty(1 + 2)
     assert merged.score == pytest.approx(log_prob / model.decoding.penalty(1 + 2 * 3))
+
+
+def test_the_score_of_merged_parts_counts_no_more_tokens_than_their_sources_let_expect():
+    decoding = BeamSearchParams(expected_ratio=0.5, length_penalty=2.0)
+    model = dataclasses.replace(translator_of(saying("a")), decoding=decoding)
+    ((merged,),) = model([TEXT], "en")
+    read = [1 + len(ids) for ids in model.source.encode(SENTENCES)]  # with the tag, without EOS
+    counted = [min(2, 0.5 * (length + 1)) for length in read]
+    log_prob = sum(-0.5 * decoding.penalty(one) for one in counted)
+    total = min(2 * 3, 0.5 * sum(length + 1 for length in read))
+    assert merged.score == pytest.approx(log_prob / decoding.penalty(total))

@@ -16,7 +16,13 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.tokenizers import bleu_of_languages, chrf_of_languages
 from lingvo_moe.flexmoe.rebalance import Rebalanced
 from lingvo_moe.flexmoe.scheduler import Scheduler
-from lingvo_moe.inference.fit import dev_sample, fit_penalties, is_fitted, translate_and_fit
+from lingvo_moe.inference.fit import (
+    bounded,
+    dev_sample,
+    fit_penalties,
+    is_fitted,
+    translate_and_fit,
+)
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.jobs.hours import steps_in
@@ -327,6 +333,8 @@ class _Evaluator:
         self._sample = dev_sample(model_dir, dataset, params.train.dev_bleu_sentences)
         self._translator = Translator.of(model_dir, runtime.translate)
         self._fits = bool(self._sample) and is_fitted(model_dir, self._translator)
+        if self._fits:
+            self._translator = bounded(self._translator, dataset)
         if self._sample:
             model_dir.task.check_request(self._translator.request)  # an error before the start
         elif params.train.best_by.needs_translations:

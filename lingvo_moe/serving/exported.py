@@ -71,11 +71,11 @@ class Exported(OneProcess):
         self._sources = said["source_languages"]
         self.needs_source_language = "source_language" in self._wanted
         self.max_pieces, self.part_pieces = said["max_pieces"], said["part_pieces"]
-        penalties, ratios = (
+        penalties, ratios, expected = (
             dict(zip(self.languages, map(float, map(str, about[name].numpy())), strict=True))
             for name in FITTED
         )
-        self.fitted = Fitted(penalties=penalties, ratios=ratios)
+        self.fitted = Fitted(penalties=penalties, ratios=ratios, expected=expected)
         self.search = from_fields(BeamSearchParams, json.loads(said["search"]), str(path))
         missing = {*_NO_OPTIONS, *(name for name in _TEXTS if name not in said["options"])}
         fields = [field.name for field in dataclasses.fields(BeamSearchParams)]

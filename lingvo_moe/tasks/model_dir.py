@@ -254,7 +254,8 @@ class ModelDir:
         """Writes the length penalties of a checkpoint, which may be saved later."""
         kept = {f"{number} " for number in (*self.checkpoints.steps(), step)}
         found = {k: v for k, v in self._penalties().items() if k[: k.index(" ") + 1] in kept}
-        values = {"penalty": fitted.penalty, "penalties": dict(fitted.penalties)}
+        names = ("penalty", "penalties", "expected")
+        values = {name: dataclasses.asdict(fitted)[name] for name in names}
         text = json.dumps(found | {self._penalties_key(step): values}, indent=1)
         write_whole(self.path / _PENALTIES, text)
 

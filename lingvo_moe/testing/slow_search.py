@@ -123,7 +123,8 @@ def reference_search(model, source, params, prefix=()):
     finished = []
     for length in range(1, longest + 1):
         log_probs = model.next_log_probs(source, [ids for ids, _ in living])
-        penalty = ((5 + length) / 6) ** params.length_penalty
+        counted = min(length, params.expected_ratio * len(source) or length)
+        penalty = ((5 + counted) / 6) ** params.length_penalty
         grown = []
         for (ids, total), row in zip(living, log_probs, strict=True):
             if (ids or length == longest) and length >= max(

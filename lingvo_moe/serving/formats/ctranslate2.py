@@ -14,7 +14,7 @@ import numpy as np
 from lingvo_moe.config.fields import Params, short_repr
 from lingvo_moe.config.params import text_of
 from lingvo_moe.data.dataset import SIDES
-from lingvo_moe.decoding.fitted import FITTED
+from lingvo_moe.decoding.fitted import FITTED, UNFITTED
 from lingvo_moe.inference.translator import part_pieces
 from lingvo_moe.moe.activation import GEGLU, GELU, ReLU, SwiGLU
 from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
@@ -51,7 +51,8 @@ class CTranslate2(Format):
     """A model without experts for CTranslate2, and `translate.py`, a client.
 
     The search is CTranslate2's: it divides log P by length^β, with β = 0.8 α for which a
-    translation of 20 tokens gains as much by one more token as with `length_penalty` α.
+    translation of 20 tokens gains as much by one more token as with `length_penalty` α. It counts
+    all tokens, so where `expected_ratio` bounds them, α is at most 1, the default without data.
     """
 
     has_client = True
@@ -90,7 +91,13 @@ def _about(model_dir):
         "length_ratio": {name: one.length_ratio for name, one in searches.items()},
         "length_penalty": {
             # The derivatives of α log(5 + length) and β log(length) are equal.
-            name: one.length_penalty * _USUAL_LENGTH / (5 + _USUAL_LENGTH)
+            name: (
+                min(one.length_penalty, UNFITTED.penalty)
+                if one.expected_ratio
+                else one.length_penalty
+            )
+            * _USUAL_LENGTH
+            / (5 + _USUAL_LENGTH)
             for name, one in searches.items()
         },
     }
