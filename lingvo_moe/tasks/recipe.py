@@ -17,8 +17,10 @@ from lingvo_moe.config.params import evolve, override
 from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.lengths import COLUMNS, amount
+from lingvo_moe.nn.layer import count_weights
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.translation import TranslationTask
 
 UNIT, LONGEST = 32, 256  # tokens; of rows
 FITTING, FITTING_PAIR = 0.99, 0.98  # shares of the target tokens of all pairs, and of each pair
@@ -28,7 +30,8 @@ FULL = 0.95  # share of the tokens of packed rows that are not padding
 SIZE_UNIT = 32  # rows of an embedding table, so that the devices of a mesh can share it
 ENOUGH = 8  # times the steps until a model uses its sources: nearly the best dev BLEU
 # Epochs of the average line -> dropout: more repeats need more (Sennrich and Zhang 2019,
-# arXiv 1905.11901; Araabi and Monz 2020, arXiv 2011.02266).
+# arXiv 1905.11901; Araabi and Monz 2020, arXiv 2011.02266). With fewer than the last, a model that
+# has fewer weights than there are target tokens cannot learn them by heart, and needs none.
 DROPOUTS = (20.0, 0.3), (0.0, 0.1)
 
 
@@ -224,6 +227,10 @@ def _dropout(text, params):
     drawn = text.step(params)[1].sum() * params.train.max_steps
     epochs = drawn / sum(one.size for one in text.streams)
     rate = next(rate for least, rate in DROPOUTS if epochs >= least)
+    tokens = sum(int(table[:, 4].sum()) for table in text.tables)
+    weights = count_weights(TranslationTask(typical(params)).weights())
+    if rate == DROPOUTS[-1][1] and weights < tokens:
+        return 0.0, f"{weights:,} weights for {tokens:,} target tokens"
     return rate, f"{epochs:,.1f} epochs of the average line"
 
 
