@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.data import dataset as module
-from lingvo_moe.data.dataset import (
-    Dataset,
-    Example,
-    PairInfo,
-)
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo
 from lingvo_moe.data.records import Records, write_records
 from lingvo_moe.data.vocabulary import train_vocabulary
 

@@ -20,12 +20,7 @@ from lingvo_moe.layers.position import Rotary, Sinusoidal
 from lingvo_moe.nn.layer import EVALUATION, init_theta
 from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.nn.tokens import Tokens
-from lingvo_moe.testing.slow_search import (
-    assert_same,
-    reference_search,
-    sentences,
-    tiny,
-)
+from lingvo_moe.testing.slow_search import assert_same, reference_search, sentences, tiny
 
 A, B = 4, 5  # the words of the toy languages
 SHARED, SEPARATE = 65, 1  # caches
@@ -94,13 +89,12 @@ def test_the_longest_length_ends_by_eos_at_its_own_probability():
 
 
 def test_a_longer_translation_than_expected_gains_nothing():
-    # One more token costs ln 0.9 of log P. A penalty of 4 is worth more than that, up to the bound.
     chain = {BOS: {A: 0.9, EOS: 0.1}, A: {A: 0.9, EOS: 0.1}}
-    for ratio, length in ((0.0, 9), (4.0, 4), (20.0, 9)):  # of a source of one token
+    for ratio, length in ((0.0, 9), (4.0, 4), (20.0, 9)):  # the source has one token
         [[(ids, score)]] = toy_search(chain, [9], length_penalty=4.0, expected_ratio=ratio)
         assert len(ids) == length
-        log_prob = np.log(0.1) + (length - 1) * np.log(0.9)
-        np.testing.assert_allclose(score, log_prob / ((5 + length) / 6) ** 4, rtol=1e-5)
+        expected = np.log(0.1 * 0.9 ** (length - 1)) / ((5 + length) / 6) ** 4
+        np.testing.assert_allclose(score, expected, rtol=1e-5)
 
 
 def test_ties_go_to_the_lower_beam_and_id():

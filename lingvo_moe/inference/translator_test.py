@@ -193,8 +193,7 @@ def test_the_score_of_merged_parts_counts_no_more_tokens_than_their_sources_let_
     decoding = BeamSearchParams(expected_ratio=0.5, length_penalty=2.0)
     model = dataclasses.replace(translator_of(saying("a")), decoding=decoding)
     ((merged,),) = model([TEXT], "en")
-    read = [1 + len(ids) for ids in model.source.encode(SENTENCES)]  # with the tag, without EOS
-    counted = [min(2, 0.5 * (length + 1)) for length in read]
-    log_prob = sum(-0.5 * decoding.penalty(one) for one in counted)
-    total = min(2 * 3, 0.5 * sum(length + 1 for length in read))
+    read = [2 + len(ids) for ids in model.source.encode(SENTENCES)]  # with tag and EOS
+    log_prob = sum(-0.5 * decoding.penalty(min(2, 0.5 * length)) for length in read)
+    total = min(2 * 3, 0.5 * sum(read))
     assert merged.score == pytest.approx(log_prob / decoding.penalty(total))
