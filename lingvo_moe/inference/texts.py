@@ -16,6 +16,7 @@ from lingvo_moe.inference.parts import TranslatedPart, Translation, merge_hypoth
 from lingvo_moe.system.batching import batches
 from lingvo_moe.system.lines import blocks, check_utf8, cut_warning
 
+_READ = 2  # tokens of a part that the encoder reads besides its pieces: a tag and EOS
 BLOCK = 4096  # sentences that are sorted by length together
 
 
@@ -151,7 +152,7 @@ class TextTranslator(abc.ABC):
         search = self.decoding.filled(self.fitted, to)
 
         def penalty(length, parts):
-            read = sum(min(part.size, self.part_pieces) + self.added for part in parts)
+            read = sum(min(part.size, self.part_pieces) + _READ for part in parts)
             return search.penalty(min(self.tags + length, search.rewarded(read)))
 
         rows = [
