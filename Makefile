@@ -112,7 +112,7 @@ gpu-export: setup  ## programs and scripts to measure on a GPU: build/gpu
 	  $(BIN)/python benchmarks/gpu_export.py $(GPU)/experts$$experts $(GPU_STEP) --set=model.moe.num_experts=$$experts || exit 1; \
 	done
 	$(BIN)/python benchmarks/gpu_export.py $(GPU)/dropless16 $(GPU_STEP) --set=model.moe.num_experts=16 \
-	  --set="model.moe.training=Ragged()" --set=model.moe.training.capacity_factor=None
+	  --set="model.moe.training=Ragged()"
 	cp benchmarks/block_sparse.py benchmarks/gpu_step.py benchmarks/_torch_model.py $(GPU)
 
 # Runs that are complete are not repeated, so after an interruption the same command goes on. With

@@ -20,7 +20,7 @@ from lingvo_moe.system.files import write_whole
 
 Run = dict[str, Any]
 # Study -> dev losses. The table has the number of tokens until each is reached (GShard, table 2).
-_LEVELS = {"scale": (2.0, 1.0, 0.5), "small": (3.0, 2.5, 2.2)}
+_LEVELS = {"scale": (2.0, 1.0, 0.5)}
 _AFTER = {"peer": (1, 3, 10)}  # millions of tokens; the table has the dev loss after so many
 _PICTURES = {"scale": "width_and_depth.png"}  # study -> the file of its curves in results
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from lingvo_moe.config.fields import Rate
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 
 
@@ -10,14 +9,8 @@ from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 class Copying(Modifier):
     """Replaces the source by a copy of the target (Currey et al. 2017).
 
-    A model learns sooner to attend to its source, and to copy names that no dictionary has. With
-    `omitted` the copy has gaps, which the model learns to fill.
-
-    Attributes:
-        omitted: the probability that a piece of the copy is left out.
+    A model learns sooner to attend to its source, and to copy names that no dictionary has.
     """
-
-    omitted: Rate = 0.0
 
     def apply(self, body: Body, context: ModifierContext) -> Body:
         """See Modifier."""
@@ -25,5 +18,4 @@ class Copying(Modifier):
         copy = body.target
         if source != target:
             copy = source.encode(target.decode([copy]))[0]
-        draw = context.random.random
-        return body._replace(source=[piece for piece in copy if draw() >= self.omitted])
+        return body._replace(source=copy)
