@@ -4,6 +4,7 @@ import dataclasses
 from typing import Annotated
 
 from lingvo_moe.config.fields import (
+    FROM_DATA,
     FromData,
     NonNegativeInt,
     Params,
@@ -37,8 +38,8 @@ class PrepareParams(Params):
     """The params of preparation.
 
     Attributes:
-        source_vocab_size, target_vocab_size: largest number of pieces; FROM_DATA for more pieces if
-            there are more lines, see `stages.vocabulary_size`.
+        source_vocab_size, target_vocab_size: largest number of pieces; FROM_DATA for 400 for each
+            language, or more for many lines, from 4,000 to 16,000.
         source_normalization, target_normalization: the change of texts before they are split into
             pieces, one of `normalization.Normalization`. A model cannot write characters that the
             target's normalization replaces.
@@ -70,8 +71,8 @@ class PrepareParams(Params):
     Raises ValueError: a value is out of range.
     """
 
-    source_vocab_size: _Size | FromData = 16_000
-    target_vocab_size: _Size | FromData = 16_000
+    source_vocab_size: _Size | FromData = FROM_DATA
+    target_vocab_size: _Size | FromData = FROM_DATA
     source_normalization: Normalization = "nfc"
     target_normalization: Normalization = "nfc"
     extend: str = ""

@@ -18,6 +18,7 @@ from lingvo_moe.data.cleaning.base import Near
 from lingvo_moe.data.cleaning.rules import Damaged, LengthRatio
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.prepare import PrepareParams, prepare
+from lingvo_moe.data.stages import vocabulary_size
 from lingvo_moe.data.vocabulary import train_vocabulary
 from lingvo_moe.testing.files import contents
 
@@ -94,12 +95,11 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
     monkeypatch.setattr(prepare_pair, "_BYTES_PER_KEY", 1 << 16)
     corpora = {"de-en": _random_splits(1, 90), "fi-en": _random_splits(2, 71)}
     if not both:
-        other = _random_splits(3, 90)
-        corpora["en-de"] = {s: [pair[::-1] for pair in lines] for s, lines in other.items()}
+        other = _random_splits(3, 90).items()
+        corpora["en-de"] = {s: [pair[::-1] for pair in lines] for s, lines in other}
     for name, splits in corpora.items():
         _write(tmp_path / "corpus", name, splits)
-    changed = {"both_directions": both, "held_out_targets": held_out_targets}
-    params = PrepareParams(**SIZES, **changed)
+    params = PrepareParams(**SIZES, both_directions=both, held_out_targets=held_out_targets)
     dataset = prepare(tmp_path / "corpus", tmp_path / "data", params, processes=1, memory_mb=1)
     if both:
         for name, splits in list(corpora.items()):
@@ -115,19 +115,21 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
         for split in SPLITS:
             examples = dataset.examples(split, name)
             found = [(e.source.tolist(), e.target.tolist()) for e in examples]
-            sources, targets = (
-                d(ids) for d, ids in zip(decode, zip(*found, strict=True), strict=True)
-            )
-            assert list(zip(sources, targets, strict=True)) == lines[split]
+            sides = (d(ids) for d, ids in zip(decode, zip(*found, strict=True), strict=True))
+            assert list(zip(*sides, strict=True)) == lines[split]
             if split != "train":
                 assert [(e.source_text, e.target_text) for e in examples] == lines[split]
         for i, (side, language) in enumerate(zip(texts, name.split("-"), strict=True)):
             texts[side].setdefault(language, []).extend(line[i] for line in lines["train"])
     # The vocabularies are those of all kept lines, in order.
-    tags = sorted(texts["target"])
-    source = train_vocabulary(texts["source"], 330, tags=tags)
+    source = train_vocabulary(texts["source"], 330, tags=sorted(texts["target"]))
     assert dataset.source_vocabulary == source
     assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320)
+
+
+def test_pieces_by_languages_and_lines():
+    sizes = [vocabulary_size(*given) for given in ((64_000, 39), (90_000, 10), (400_000, 2))]
+    assert sizes == [16_000, 4000, 9000]
 
 
 def test_near_duplicates_and_rules_are_left_out_of_train_alone(tmp_path):

@@ -19,7 +19,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 from lingvo_moe import __version__
-from lingvo_moe.config.fields import Params, alternatives, is_literal
+from lingvo_moe.config.fields import FROM_DATA, Params, alternatives, is_literal
 from lingvo_moe.config.plugins import import_plugins, source_files
 from lingvo_moe.system import console
 from lingvo_moe.system.files import check_local
@@ -69,8 +69,8 @@ class Flag(NamedTuple):
 
 
 def flags_of(params: Params, *names: str) -> list[Flag]:
-    """Flags for fields of params, by default for all: their types, their defaults, and what the
-    docstring of their class says of them."""
+    """Flags for fields of params, by default for all: their types, their defaults (None for
+    FROM_DATA), and what the docstring of their class says of them."""
     cls: Any = type(params)
     hints, flags = typing.get_type_hints(cls), []
     about = inspect.cleandoc(cls.__doc__ or "")  # no docstrings with python -OO
@@ -79,7 +79,9 @@ def flags_of(params: Params, *names: str) -> list[Flag]:
         entry = re.search(rf"^    (?:\w+, )*{name}(?:, \w+)*: (.*(?:\n {{8}}.*)*)", about, re.M)
         text = " ".join(entry[1].split()) if entry else ""
         choices = typing.get_args(kind) if is_literal(kind) else kind
-        flags.append(Flag(name, choices, getattr(params, name), text[:1].upper() + text[1:]))
+        default = getattr(params, name)
+        default = None if default is FROM_DATA else default
+        flags.append(Flag(name, choices, default, text[:1].upper() + text[1:]))
     return flags
 
 

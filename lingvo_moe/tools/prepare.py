@@ -60,9 +60,8 @@ def main(arguments: list[str]) -> None:
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
     common.check_effect("with --synthetic", FLAGS.synthetic, "zero_shot")
-    options: dict[str, Any] = {
-        field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS
-    }
+    given = {field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     params = override(PrepareParams(**options), FLAGS.set)
     common.check_effect("with --extend", bool(params.extend), "new_pieces")
     common.check_effect("without --extend", not params.extend, *_OF_NEW_VOCABULARIES)
