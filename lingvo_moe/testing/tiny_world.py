@@ -1,7 +1,9 @@
 """A dataset and params so small that a training step takes milliseconds."""
 
+import atexit
 import dataclasses
 import functools
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -27,8 +29,10 @@ SHRINK = (
 @functools.cache
 def dataset() -> Dataset:
     """The committed sample of the synthetic corpus, prepared; made once a process."""
-    output = Path(tempfile.mkdtemp(prefix="lingvo_moe_")) / "data"
-    return prepare(CORPUS, output, PrepareParams(source_vocab_size=400, target_vocab_size=300))
+    directory = Path(tempfile.mkdtemp(prefix="lingvo_moe_"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    sizes = PrepareParams(source_vocab_size=400, target_vocab_size=300)
+    return prepare(CORPUS, directory / "data", sizes)
 
 
 def without(split: str, *names: str, of: Dataset | None = None) -> Dataset:
