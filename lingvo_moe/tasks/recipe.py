@@ -30,8 +30,8 @@ FULL = 0.95  # share of the tokens of packed rows that are not padding
 SIZE_UNIT = 32  # rows of an embedding table, so that the devices of a mesh can share it
 ENOUGH = 8  # times the steps until a model uses its sources: nearly the best dev BLEU
 # Epochs of the average line -> dropout: more repeats need more (Sennrich and Zhang 2019,
-# arXiv 1905.11901; Araabi and Monz 2020, arXiv 2011.02266). With fewer than 20, a model with fewer
-# weights than there are target tokens needs none (experiments/results/americasnlp_runs.csv).
+# arXiv 1905.11901; Araabi and Monz 2020, arXiv 2011.02266). With fewer than 20, a model needs none
+# whose dense twin has fewer weights than there are target tokens (experiments/results/notes.md).
 DROPOUTS = (20.0, 0.3), (0.0, 0.1)
 
 
@@ -228,9 +228,10 @@ def _dropout(text, params):
     epochs = drawn / sum(one.size for one in text.streams)
     rate = next(rate for least, rate in DROPOUTS if epochs >= least)
     tokens = sum(int(table[:, 4].sum()) for table in text.tables)
-    weights = count_weights(TranslationTask(typical(params)).weights())
+    dense = evolve(typical(params), "model.moe", None)  # a token uses about as many weights
+    weights = count_weights(TranslationTask(dense).weights())
     if rate == DROPOUTS[-1][1] and weights < tokens:
-        return 0.0, f"{weights:,} weights for {tokens:,} target tokens"
+        return 0.0, f"{weights:,} weights without experts for {tokens:,} target tokens"
     return rate, f"{epochs:,.1f} epochs of the average line"
 
 

@@ -100,9 +100,9 @@ def test_steps_are_epochs_of_the_largest_pair_between_two_limits():
 def test_little_text_needs_more_dropout():
     # 1,200 · 194.6 / 1,000 = 233 epochs.
     assert choose(data(aa=SHORT))["model.dropout_rate"] == 0.3
-    # The model has 5.6M weights: more than 10^6 target tokens, fewer than 10^7.
-    assert choose(data(aa=[[32, 16, 10**5, 2 * 10**6, 10**6]]))["model.dropout_rate"] == 0.1
-    assert choose(data(aa=[[32, 16, 10**6, 2 * 10**7, 10**7]]))["model.dropout_rate"] == 0.0
+    # small.MoE has 5.6M weights here, 3.0M without experts.
+    assert choose(data(aa=[[32, 16, 200_000, 4_000_000, 2_000_000]]))["model.dropout_rate"] == 0.1
+    assert choose(data(aa=[[32, 16, 400_000, 8_000_000, 4_000_000]]))["model.dropout_rate"] == 0.0
 
 
 def test_a_logdir_has_the_numbers_and_the_reasons(tmp_path):

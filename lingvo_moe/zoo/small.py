@@ -88,6 +88,13 @@ class Narrow(_Small):
 
 
 @register
+class NarrowMoE(Narrow):
+    """small.Narrow with 8 experts in every second layer: a step takes 1.2 times as long."""
+
+    num_experts = 8
+
+
+@register
 class Bilingual(_Small):
     """The baseline: dense, one language pair, with a vocabulary of its own.
 
