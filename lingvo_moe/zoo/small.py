@@ -89,7 +89,11 @@ class Narrow(_Small):
 
 @register
 class NarrowMoE(Narrow):
-    """small.Narrow with 8 experts in every second layer: a step takes 1.2 times as long."""
+    """small.Narrow with 8 experts in every second layer: a step takes 1.2 times as long.
+
+    After 4,400 steps its mean chrF on nine American languages is 16.9, that of small.Narrow after
+    5,600 steps 16.5; one seed.
+    """
 
     num_experts = 8
 
