@@ -38,8 +38,8 @@ class PrepareParams(Params):
     """The params of preparation.
 
     Attributes:
-        source_vocab_size, target_vocab_size: largest number of pieces; FROM_DATA for 400 for each
-            language, or more for many lines, from 4,000 to 16,000.
+        source_vocab_size, target_vocab_size: largest number of pieces; by default (FROM_DATA) 400
+            for each language, or more for many lines, from 4,000 to 16,000.
         source_normalization, target_normalization: the change of texts before they are split into
             pieces, one of `normalization.Normalization`. A model cannot write characters that the
             target's normalization replaces.

@@ -30,8 +30,8 @@ FULL = 0.95  # share of the tokens of packed rows that are not padding
 SIZE_UNIT = 32  # rows of an embedding table, so that the devices of a mesh can share it
 ENOUGH = 8  # times the steps until a model uses its sources: nearly the best dev BLEU
 # Epochs of the average line -> dropout: more repeats need more (Sennrich and Zhang 2019,
-# arXiv 1905.11901; Araabi and Monz 2020, arXiv 2011.02266). With fewer than 20, a model needs none
-# whose dense twin has fewer weights than there are target tokens (experiments/results/notes.md).
+# arXiv 1905.11901; Araabi and Monz 2020, arXiv 2011.02266). Below 20 epochs a model needs none if
+# its dense twin has fewer weights than there are target tokens (experiments/results/notes.md).
 DROPOUTS = (20.0, 0.3), (0.0, 0.1)
 
 
