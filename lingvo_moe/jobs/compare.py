@@ -24,9 +24,11 @@ _REPORT = "report"  # in the directory of a run, beside its logdir
 # key of a result -> (column, number of digits)
 COLUMNS = {
     "dev_loss": ("dev loss", 3),
+    "difference": ("difference to the first row", 3),
     "bleu": ("BLEU", 1),
     "chrf": ("chrF++", 1),
     "drop_rate": ("drop rate %", 1),
+    "max_vio": ("MaxVio", 2),
     "step_seconds": ("s/step", 3),
 }
 
@@ -175,28 +177,35 @@ def measure(logdir: Path) -> dict[str, Any]:
         curve: [step, dev loss] of each evaluation.
         target_tokens: number of target tokens trained on.
         step_seconds: median time of a step, without compiling and evaluations.
-        drop_rate: percent of the choices of experts that found no room, mean over the layers and
-            the last tenth of training; None without experts.
+        drop_rate: percent of the choices of experts that found no room; None without experts.
+        max_vio: the busiest expert's choices in a step over the mean, minus 1; None without
+            experts. Both are means over the layers and the last tenth of training.
         split, bleu, chrf: of the report, if there is one; the scores are means over its pairs.
         pairs: pair -> [train examples, BLEU, chrF++], if there is a report.
     """
     scalars = read_scalars(logdir / "events")
     losses = scalars["dev/loss"]
     tokens, rates = scalars["train/tokens"], scalars["train/steps_per_second"]
-    late = 0.9 * max(tokens)
-    drops = [
-        100 * value
-        for tag, points in scalars.items()
-        if tag.startswith("train/drop_rate/")
-        for step, value in points.items()
-        if step >= late
-    ]
+
+    def late(name):
+        """The mean over layers and the last tenth of the steps."""
+        values = [
+            value
+            for tag, points in scalars.items()
+            if tag.startswith(f"train/{name}/")
+            for step, value in points.items()
+            if step >= 0.9 * max(tokens)
+        ]
+        return statistics.mean(values) if values else None
+
+    drop_rate = late("drop_rate")
     found: dict[str, Any] = {
         "dev_loss": min(losses.values()),
         "curve": [[step, round(loss, 4)] for step, loss in sorted(losses.items())],
         "target_tokens": round(sum(tokens.values())),
         "step_seconds": 1 / statistics.median(rates.values()),
-        "drop_rate": statistics.mean(drops) if drops else None,
+        "drop_rate": None if drop_rate is None else 100 * drop_rate,
+        "max_vio": late("max_vio"),
     }
     if (logdir / _REPORT).exists():
         scored = load_report(logdir / _REPORT)
@@ -210,11 +219,18 @@ def measure(logdir: Path) -> dict[str, Any]:
 
 
 def compare_table(runs: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each setting: means over its seeds, with the standard error after "±"."""
+    """A row for each setting: means over its seeds, with the standard error after "±".
+
+    A difference is the mean over the seeds that the row shares with the first one.
+    """
+    first = {run["seed"]: run["dev_loss"] for run in runs if run["row"] == runs[0]["row"]}
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
-        rows.setdefault(run["row"], []).append(run)
-    shown = [key for key in COLUMNS if any(run.get(key) is not None for run in runs)]
+        pair = run["row"] != runs[0]["row"] and run["seed"] in first
+        difference = run["dev_loss"] - first[run["seed"]] if pair else None
+        rows.setdefault(run["row"], []).append({**run, "difference": difference})
+    known = {key for of in rows.values() for one in of for key in one if one[key] is not None}
+    shown = [key for key in COLUMNS if key in known]
     return Table(
         ["row", "seeds", *(COLUMNS[key][0] for key in shown)],
         [[name, str(len(of)), *_cells(of, shown)] for name, of in rows.items()],

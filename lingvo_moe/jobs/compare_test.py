@@ -3,7 +3,7 @@ import json
 import pytest
 
 from lingvo_moe.evaluation.report import save_report
-from lingvo_moe.jobs.compare import FILE, Setting, compare
+from lingvo_moe.jobs.compare import FILE, Setting, compare, compare_table
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import SMALLEST
@@ -25,6 +25,7 @@ def _pretend_to_train(job):
     seed = ModelDir.create(job.logdir, job.model, job.overrides, job.dataset).params.train.seed
     for step, loss in ((2, seed), (4, seed / 2)):
         sides = {f"drop_rate/{side}/layer_00": 0.1 * loss * step for side in ("encoder", "decoder")}
+        sides["max_vio/encoder/layer_00"] = float(step)
         train = {"tokens": 70.0, "steps_per_second": 4.0, **sides}
         writer.scalars(step, {"dev/loss": loss, **{f"train/{k}": v for k, v in train.items()}})
     job.report("step 4/4")
@@ -60,11 +61,20 @@ def test_runs_are_made_once_and_averaged(tmp_path, monkeypatch, real):
     assert two["dev_loss"] == min(scalars["dev/loss"].values()) != one["dev_loss"]
     drops = [scalars[f"train/drop_rate/{side}/layer_00"][4] for side in ("encoder", "decoder")]
     assert two["drop_rate"] == pytest.approx(100 * sum(drops) / 2)
+    assert two["max_vio"] == scalars["train/max_vio/encoder/layer_00"][4]  # of the last tenth
     mean, error = (
         (one["dev_loss"] + two["dev_loss"]) / 2,
         abs(one["dev_loss"] - two["dev_loss"]) / 2,
     )
     assert f"{mean:.3f} ± {error:.3f}" in lines[-1]
+
+
+def test_differences_are_paired_by_seed():
+    losses = {("a", 1): 4.0, ("a", 2): 5.0, ("b", 2): 4.5, ("b", 3): 9.0, ("b", 1): 3.7}
+    runs = [{"row": row, "seed": seed, "dev_loss": loss} for (row, seed), loss in losses.items()]
+    table = compare_table(runs)
+    place = table.columns.index("difference to the first row")
+    assert [row[place] for row in table.rows] == ["", "-0.400 ± 0.100"]
 
 
 def test_a_row_has_runs_of_one_setting(tmp_path, monkeypatch):
