@@ -80,7 +80,7 @@ def compare(
 
     Each run is trained in OUTPUT/NAME/SEED and its translations are scored in
     OUTPUT/NAME/SEED/report. OUTPUT/compare.json is written after each run; its runs of other
-    settings and seeds stay.
+    settings and seeds stay, and those it has are not made again, even if their logdirs are gone.
 
     Args:
         settings: the rows. The first seeds of all rows come before the second seeds.
@@ -101,38 +101,44 @@ def compare(
     """
     runs = _known(output / FILE)
     made = {one.name: _made_with(one, overrides) for one in settings}
-    for run in runs.values():
-        _check_same(run, made.get(run["row"], run))
-    count = len(seeds) * len(settings)
-    for seed in seeds:
-        for setting in settings:
-            logdir = output / setting.name / str(seed)
-            number = seeds.index(seed) * len(settings) + settings.index(setting) + 1
-            texts = [*overrides, *setting.overrides, f"train.seed={seed}"]
-            job = TrainingJob(
-                model=setting.model,
-                params=None,
-                overrides=texts,
-                dataset=dataset,
-                logdir=logdir,
-                make_runtime=make_runtime,
-                report=_after(f"[{number}/{count}: {setting.name}, seed {seed}] ", report),
-            )
-            train_model(job)
-            scores = logdir / _REPORT
-            known = (scores / REPORT_FILE).exists() and load_report(scores).split
-            if split and known != split:
-                of = ModelDir.open(logdir), dataset, scores, make_runtime, job.report
-                evaluate(*of, split=split, overwrite=True)
-            runs[setting.name, seed] = {
-                "row": setting.name,
-                "seed": seed,
-                **made[setting.name],
-                **measure(logdir),
-            }
-            done = list(runs.values())
-            write_whole(output / FILE, json.dumps({"runs": done}, indent=1) + "\n")
-            report(f"\n{compare_table(done).to_text()}")
+    for known in runs.values():
+        _check_same(known, made.get(known["row"], known))
+    missing = [
+        (setting, seed)
+        for seed in seeds
+        for setting in settings
+        if not (run := runs.get((setting.name, seed))) or split not in (None, run.get("split"))
+    ]
+    if not missing:
+        report(compare_table(list(runs.values())).to_text())
+    for number, (setting, seed) in enumerate(missing, 1):
+        logdir = output / setting.name / str(seed)
+        texts = [*overrides, *setting.overrides, f"train.seed={seed}"]
+        job = TrainingJob(
+            model=setting.model,
+            params=None,
+            overrides=texts,
+            dataset=dataset,
+            logdir=logdir,
+            make_runtime=make_runtime,
+            report=_after(f"[{number}/{len(missing)}: {setting.name}, seed {seed}] ", report),
+        )
+        train_model(job)
+        scores = logdir / _REPORT
+        scored = (scores / REPORT_FILE).exists() and load_report(scores).split
+        if split and scored != split:
+            of = ModelDir.open(logdir), dataset, scores, make_runtime, job.report
+            evaluate(*of, split=split, overwrite=True)
+        runs = _known(output / FILE)  # another process may have added runs
+        runs[setting.name, seed] = {
+            "row": setting.name,
+            "seed": seed,
+            **made[setting.name],
+            **measure(logdir),
+        }
+        done = list(runs.values())
+        write_whole(output / FILE, json.dumps({"runs": done}, indent=1) + "\n")
+        report(f"\n{compare_table(done).to_text()}")
     return list(runs.values())
 
 

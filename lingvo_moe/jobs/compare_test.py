@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -67,6 +68,10 @@ def test_runs_are_made_once_and_averaged(tmp_path, monkeypatch, real):
         abs(one["dev_loss"] - two["dev_loss"]) / 2,
     )
     assert f"{mean:.3f} ± {error:.3f}" in lines[-1]
+    shutil.rmtree(tmp_path / "top-1")  # compare.json is enough
+    lines.clear()
+    assert runs([1, 2]) == [one, runs([2], "test")[1]]
+    assert [f"{mean:.3f} ± {error:.3f}" in line for line in lines] == [True, True]
 
 
 def test_differences_are_paired_by_seed():
