@@ -4,7 +4,9 @@ A search prefers short translations, the more the less a model knows (Stahlberg 
 chrF++ alone prefers long ones. So of the penalties with which translations are about as long as
 references, the smallest is taken whose chrF++ is not worse than the best one beyond chance. A
 penalty rewards no more tokens than a source lets expect: without this bound the right mean length
-is that of lines which are far too long, and of others which are too short.
+is that of lines which are far too long, and of others which are too short. A model that is unsure
+spells words with shorter pieces than the references have. Where all penalties write too little for
+this reason, more tokens are expected, and the language is translated again.
 
 A penalties, N lines.
 """
@@ -28,10 +30,11 @@ from lingvo_moe.tasks.model_dir import ModelDir
 # Near 1 the lengths change fastest. One search compares all, so that more cost little.
 PENALTIES = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.4, 3.0)
 _ROOM = 1.2  # expected_ratio over the mean ratio of dev
-LINES = 300  # of all languages; more if they are many
-_LINES_OF_LANGUAGE, _MOST_LINES = 40, 600
-_LEAST_OF_LANGUAGE = 10  # for a penalty of its own
-_RATIOS = 0.9, 1.1  # characters of translations over those of references
+_MORE_ROOM = 1.25  # at most, for languages whose translations are too short by all penalties
+_LINES = 300  # of all languages; more if they are many
+_LINES_OF_LANGUAGE, _MOST_LINES = 100, 1000
+_LEAST_OF_LANGUAGE = 10  # for numbers of its own
+_RATIOS = 0.95, 1.1  # characters of translations over those of references
 _ERRORS = 1.645  # standard errors that chance exceeds in 5 % of cases
 
 # (target language, source language if the model needs it) -> sources, references
@@ -61,6 +64,11 @@ class Measured(NamedTuple):
     def ratios(self) -> np.ndarray:
         """float64 [A]: characters of the translations over those of the references."""
         return self.lengths.sum(axis=1) / max(self.references.sum(), 1.0)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a language with so many lines may have numbers of its own."""
+        return len(self.references) >= _LEAST_OF_LANGUAGE
 
     def best(self) -> int:
         """The index of the penalty to take."""
@@ -92,8 +100,11 @@ def choose(measured: Mapping[str, Measured]) -> Fitted:
     own = {}
     for language, lines in measured.items():
         a = lines.best()
-        enough = len(lines.references) >= _LEAST_OF_LANGUAGE
-        if a != common and enough and (lines.is_worse(common, a) or lines.is_unfair(common)):
+        if (
+            a != common
+            and lines.is_enough
+            and (lines.is_worse(common, a) or lines.is_unfair(common))
+        ):
             own[language] = PENALTIES[a]
     return Fitted(PENALTIES[common], own)
 
@@ -126,7 +137,7 @@ def dev_sample(model_dir: ModelDir, dataset: Dataset, count: int | None = None) 
     pairs = [pair for pair in dataset.pairs if pair.name in model_dir.translated_pairs]
     if count is None:
         targets = {pair.target for pair in pairs}
-        count = min(max(LINES, _LINES_OF_LANGUAGE * len(targets)), _MOST_LINES)
+        count = min(max(_LINES, _LINES_OF_LANGUAGE * len(targets)), _MOST_LINES)
     sizes = {pair.name: pair.examples.get("dev", 0) for pair in pairs}
     shares, needs_source = share_out(count, sizes), model_dir.task.needs_source_language
     sample: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
@@ -164,7 +175,45 @@ def translate_and_fit(
 ) -> tuple[Fitted, list[tuple[str, list[str], list[str]]]]:
     """Translates a sample, with the penalties that fit best if `fits`. Returns the translator's
     Fitted with these penalties, and (target language, translations, references) of the sample."""
-    penalties = PENALTIES if fits else ()
+    found = _translate(translator, sample, PENALTIES if fits else ())
+    fitted, place = translator.fitted, dict.fromkeys(found, 0)
+    if fits:
+        measured = {name: Measured.of(*texts) for name, texts in found.items()}
+        if missing := _missing(measured):
+            translator = _with_room(translator, missing)
+            short = {names: texts for names, texts in sample.items() if names[0] in missing}
+            found |= (again := _translate(translator, short, PENALTIES))
+            measured |= {name: Measured.of(*texts) for name, texts in again.items()}
+        chosen = choose(measured)
+        fitted = dataclasses.replace(
+            translator.fitted, penalty=chosen.penalty, penalties=chosen.penalties
+        )
+        place = {name: PENALTIES.index(fitted.numbers(name)["length_penalty"]) for name in found}
+    return fitted, [
+        (name, [line[place[name]] for line in texts], references)
+        for name, (texts, references) in found.items()
+    ]
+
+
+def _missing(measured: Mapping[str, Measured]) -> dict[str, float]:
+    """The factor by which translations by the largest penalty are too short, where they are."""
+    return {
+        name: min(1 / max(float(lines.ratios[-1]), 1e-9), _MORE_ROOM)
+        for name, lines in measured.items()
+        if lines.ratios[-1] < 1.0 and lines.is_enough
+    }
+
+
+def _with_room(translator, factors):
+    expected = {
+        name: factors.get(name, 1.0) * ratio for name, ratio in translator.fitted.expected.items()
+    }
+    fitted = dataclasses.replace(translator.fitted, expected=expected)
+    return dataclasses.replace(translator, fitted=fitted)
+
+
+def _translate(translator, sample, penalties) -> dict[str, tuple[list[list[str]], list[str]]]:
+    """Target language -> for each line the best translations by each penalty, and its reference."""
     every = dataclasses.replace(translator, penalties=penalties)
     found: dict[str, tuple[list[list[str]], list[str]]] = {}
     for languages, (sources, references) in sample.items():
@@ -172,15 +221,7 @@ def translate_and_fit(
         there = found.setdefault(languages[0], ([], []))
         there[0].extend(texts)
         there[1].extend(references)
-    fitted, place = translator.fitted, dict.fromkeys(found, 0)
-    if fits:
-        chosen = choose({name: Measured.of(*texts) for name, texts in found.items()})
-        fitted = dataclasses.replace(fitted, penalty=chosen.penalty, penalties=chosen.penalties)
-        place = {name: PENALTIES.index(fitted.numbers(name)["length_penalty"]) for name in found}
-    return fitted, [
-        (name, [line[place[name]] for line in texts], references)
-        for name, (texts, references) in found.items()
-    ]
+    return found
 
 
 def fit_penalties(

@@ -1,9 +1,19 @@
+import dataclasses
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.decoding.fitted import Fitted
-from lingvo_moe.inference.fit import PENALTIES, Measured, choose, dev_sample, fit_penalties
+from lingvo_moe.inference.fit import (
+    PENALTIES,
+    Measured,
+    choose,
+    dev_sample,
+    fit_penalties,
+    translate_and_fit,
+)
 from lingvo_moe.jobs.evaluation import load_translator
 from lingvo_moe.jobs.training import train_model
 from lingvo_moe.runtimes.local import Local
@@ -44,6 +54,28 @@ def test_a_language_has_its_own_penalty_only_beyond_chance():
         chrf=hard.chrf[:, :9], lengths=hard.lengths[:, :9], references=hard.references[:9]
     )
     assert choose({**easy, "d": few}).penalties == {}
+
+
+@dataclasses.dataclass(frozen=True)
+class ByExpectedRatio:
+    """Writes as many of the reference's ten words as the expected ratio allows, 0.8 for each 1."""
+
+    fitted: Fitted
+    penalties: tuple[float, ...] = ()
+
+    def __call__(self, sources, target, source):
+        count = round(8 * self.fitted.expected[target])
+        return [[SimpleNamespace(text=" word" * count)] * len(self.penalties)] * len(sources)
+
+
+def test_more_tokens_are_expected_where_all_penalties_write_too_little():
+    translator = ByExpectedRatio(Fitted(ratios={"a": 9.0}, expected={"a": 1.2, "b": 1.0, "c": 0.5}))
+    sample = {(name, None): (["source"] * 10, [" word" * 10] * 10) for name in "abc"}
+    fitted, found = translate_and_fit(translator, sample, True)
+    assert fitted.expected == {"a": 1.2, "b": 1.25, "c": 0.625}  # b has 0.8; a quarter at most
+    assert fitted.ratios == {"a": 9.0}
+    lengths = {name: len(texts[0].split()) for name, texts, _ in found}
+    assert lengths == {"a": 10, "b": 10, "c": 5}
 
 
 def test_dev_lines_are_spread_over_a_pair(tmp_path):
