@@ -5,29 +5,21 @@ import pytest
 
 from lingvo_moe.config.params import override
 from lingvo_moe.config.registry import get_params
-from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.hardware.chips import HARDWARE
-from lingvo_moe.layers.transformer import TransformerParams
 from lingvo_moe.moe.dispatch import Einsum
 from lingvo_moe.moe.layer import MoEParams
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.sbp.types import Mesh, parse_mesh
-from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.devices import run_on
 
-DENSE = TranslationParams(
-    model=TransformerParams(
-        num_encoder_layers=2,
-        num_decoder_layers=2,
-        model_dim=128,
-        hidden_dim=512,
-        num_heads=4,
-        head_dim=32,
-    ),
-    source_vocab_size=700,
-    target_vocab_size=600,
-    input=InputParams(batch_size=8, source_length=16, target_length=16),
+DENSE = override(
+    get_params("tiny.Dense"),
+    [
+        "source_vocab_size=700",
+        "target_vocab_size=600",
+        "input=InputParams(batch_size=8,source_length=16,target_length=16)",
+    ],
 )
 _EXPERTS = MoEParams(num_experts=4, training=Einsum(groups=4))
 MOE = dataclasses.replace(DENSE, model=dataclasses.replace(DENSE.model, moe=_EXPERTS))

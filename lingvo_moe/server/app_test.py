@@ -9,6 +9,15 @@ import pytest
 from lingvo_moe.testing.served import Explaining, Model, answer_to, run
 
 
+async def begun(client):
+    """A request that the model is translating, until its gate is opened."""
+    client.model.gate.clear()
+    first = asyncio.create_task(client.translate("a"))
+    while not client.model.batches:
+        await asyncio.sleep(0.001)
+    return first
+
+
 class TestTranslate:
     def test_each_sentence_and_its_n_best(self):
         async def test(client):
@@ -32,10 +41,7 @@ class TestTranslate:
 
     def test_only_those_of_equal_options_share_a_batch(self):
         async def test(client):
-            client.model.gate.clear()
-            first = asyncio.create_task(client.translate("a"))
-            while not client.model.batches:
-                await asyncio.sleep(0.001)
+            first = await begun(client)
             asked = ({"n_best": 2, "beam_size": 8}, {"beam_size": 8, "n_best": 2}, {"n_best": None})
             others = [asyncio.create_task(client.translate("b", **fields)) for fields in asked]
             await client.waiting(3)
@@ -47,11 +53,8 @@ class TestTranslate:
 
     def test_options_for_long_translations_make_smaller_batches(self):
         async def ask(client, **options):
-            client.model.gate.clear()
             client.model.batches.clear()
-            first = asyncio.create_task(client.translate("a"))
-            while not client.model.batches:
-                await asyncio.sleep(0.001)
+            first = await begun(client)
             second = asyncio.create_task(client.translate("a", "b", "c", "d", **options))
             await client.waiting(4)
             client.model.gate.set()
@@ -160,10 +163,7 @@ class TestRefused:
 
     def test_a_full_queue(self):
         async def test(client):
-            client.model.gate.clear()
-            first = asyncio.create_task(client.translate("a"))
-            while not client.model.batches:
-                await asyncio.sleep(0.001)
+            first = await begun(client)
             second = asyncio.create_task(client.translate("b", "c"))
             await client.waiting(2)
             refused = await client.translate("d", "e")
@@ -223,10 +223,7 @@ async def _raw(server, leave=None, never_more=False):
 
 def test_a_client_that_goes_leaves_the_queue():
     async def test(client):
-        client.model.gate.clear()
-        first = asyncio.create_task(client.translate("a"))
-        while not client.model.batches:
-            await asyncio.sleep(0.001)
+        first = await begun(client)
         leave = asyncio.Event()
         gone = asyncio.create_task(_raw(client.server, leave))
         await client.waiting(1)
@@ -243,10 +240,7 @@ def test_a_client_that_goes_leaves_the_queue():
 
 def test_draining_finishes_what_is_at_hand():
     async def test(client):
-        client.model.gate.clear()
-        first = asyncio.create_task(client.translate("a"))
-        while not client.model.batches:
-            await asyncio.sleep(0.001)
+        first = await begun(client)
         second = asyncio.create_task(client.translate("b"))
         await client.waiting(1)
         draining = asyncio.create_task(client.server.drain(60))
@@ -264,10 +258,7 @@ def test_draining_finishes_what_is_at_hand():
 
 def test_draining_does_not_wait_for_ever():
     async def test(client):
-        client.model.gate.clear()
-        stuck = asyncio.create_task(client.translate("a"))
-        while not client.model.batches:
-            await asyncio.sleep(0.001)
+        stuck = await begun(client)
         assert await client.server.drain(0.05) == 1
         refused = await stuck  # though the model still computes
         assert refused.status_code == 503
