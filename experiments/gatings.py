@@ -93,7 +93,6 @@ POLICIES = {
     "`TopK(k=3)`": _gating("TopK(k=3)", 3.0),
     "`Switch()`": _gating("Switch()", 1.25),
     "`ExpertChoice()`": _gating("ExpertChoice()", 2.0),
-    "`Hash()`": _gating("Hash()", 2.0),
     "`Balanced()`": _gating("Balanced()", 1.25),
     "`Top2()` by source language": _gating("Top2()", 2.0, "model.moe.router=ByTask(task='source')"),
     "no experts: the dense twin": Policy(["model.moe=None"]),

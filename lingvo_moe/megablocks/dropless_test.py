@@ -17,7 +17,6 @@ from lingvo_moe.moe.dispatch import Gather, expert_or_none
 from lingvo_moe.moe.experts import HeldExperts
 from lingvo_moe.moe.feed_forward import FeedForward
 from lingvo_moe.moe.gatings.balanced import Balanced
-from lingvo_moe.moe.gatings.hashed import Hash
 from lingvo_moe.moe.gatings.switch import Switch
 from lingvo_moe.moe.gatings.top_2 import Top2
 from lingvo_moe.moe.gatings.top_k import TopK
@@ -110,7 +109,6 @@ def test_a_loop_over_tokens_gives_the_same(num_experts, routing):
         TopK(k=1, normalize=False),
         TopK(k=4),
         Switch(),
-        Hash(),
         Balanced(),
     ],
     ids=str,

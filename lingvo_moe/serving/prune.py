@@ -12,7 +12,6 @@ import numpy as np
 from lingvo_moe.config.fields import Params, Rate
 from lingvo_moe.config.params import evolve
 from lingvo_moe.evaluation.routing import RoutingRecord
-from lingvo_moe.moe.gatings.hashed import Hash
 from lingvo_moe.moe.gatings.top_k import TopK
 from lingvo_moe.moe.holding import EachOnce
 from lingvo_moe.nn.nested_map import NestedMap
@@ -85,7 +84,6 @@ class Pruning(Params):
         if (
             moe.training.holding != EachOnce()
             or not moe.gating.batch_independent  # it has no first choices
-            or isinstance(moe.gating, Hash)
             or (isinstance(moe.gating, TopK) and moe.gating.limit)  # it needs equal blocks
         ):
             raise ValueError(

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.jobs.evaluation import load_translator
-from lingvo_moe.moe.gatings.hashed import Hash
 from lingvo_moe.moe.gatings.node_limited import NodeLimited
 from lingvo_moe.moe.gatings.top_k import TopK
 from lingvo_moe.runtimes.local import Local
@@ -166,7 +165,6 @@ def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
     [
         ({}, Pruning(share=0.5, languages=("xx",)), "--languages=xx: "),
         ({"moe": None}, Pruning(share=0.5), "without experts; drop --prune"),
-        ({"gating": Hash()}, Pruning(share=0.5), "Hash.* drop --prune"),
         ({"gating": TopK(limit=NodeLimited())}, Pruning(share=0.5), "NodeLimited.* drop --prune"),
         ({"gating": TopK(k=3)}, Pruning(share=0.75), r"2 experts in .* Pass a smaller --prune"),
     ],

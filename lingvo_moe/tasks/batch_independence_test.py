@@ -25,7 +25,6 @@ CASES = [
     ("ByToken()", "Top2()"),
     pytest.param("ByToken()", "TopK(k=3)", marks=pytest.mark.slow),
     pytest.param("ByToken()", "Switch()", marks=pytest.mark.slow),
-    pytest.param("ByToken()", "Hash()", marks=pytest.mark.slow),
     ("ByToken()", "Balanced()"),
     ("ByTask(task='pair', num_tasks=3)", "Switch()"),
 ]

@@ -44,7 +44,6 @@ GATINGS = [
     "Switch()",
     "TopK(k=3, normalize=False)",
     "ExpertChoice()",
-    "Hash(seed=3)",
     "Balanced(iterations=4)",
 ]
 
@@ -55,8 +54,7 @@ def test_every_gating_is_known_to_set_and_trains(gating):
     gradients = dict(gradients_of(task, init_theta(task.weights(), 0)))
     for name, gradient in gradients.items():
         assert np.all(np.isfinite(gradient)), name
-    learns = np.abs(gradients["encoder/layer_01/feed_forward/gate"]).max() > 0
-    assert learns == (not gating.startswith("Hash"))
+    assert np.abs(gradients["encoder/layer_01/feed_forward/gate"]).max() > 0
 
 
 def test_refuses_to_decode_with_a_gating_that_depends_on_the_batch():
