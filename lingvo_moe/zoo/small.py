@@ -5,6 +5,8 @@ lingvo-moe-train --model=small.MoE --data=DATA --logdir=LOGDIR
 finegrained.Small is small.MoE with smaller and more experts.
 """
 
+import dataclasses
+
 from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.config.registry import register
 from lingvo_moe.data.modifiers.copying import Copying
@@ -85,6 +87,9 @@ class Narrow(_Small):
     num_layers = 2, 2
     model_dim = 128
     recipe = RecipeParams(epochs=10.0, most_tokens=16_000_000)
+    # After 6,078 of 8,100 steps there small.NarrowMoE has the lowest dev loss, but at the end 0.9
+    # more chrF++ on dev.
+    train = dataclasses.replace(_Small.train, dev_bleu_sentences=600, best_by=DevChrf())
 
 
 @register
@@ -110,14 +115,7 @@ class Bilingual(_Small):
     """
 
     recipe = RecipeParams(epochs=10.0, most_tokens=4_000_000)
-    train = TrainParams(
-        max_steps=FROM_DATA,
-        eval_every=FROM_DATA,
-        checkpoint_every=FROM_DATA,
-        dev_bleu_sentences=300,
-        best_by=DevChrf(),
-        patience=5,
-    )
+    train = dataclasses.replace(_Small.train, dev_bleu_sentences=300, best_by=DevChrf(), patience=5)
 
 
 @register
