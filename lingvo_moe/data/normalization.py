@@ -9,6 +9,7 @@ import collections
 import functools
 import io
 import itertools
+import re
 import tempfile
 import unicodedata
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from lingvo_moe.data.model_file import ModelFile
 # control characters, `cf` converts to lower case.
 Normalization = Literal["nfc", "identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"]
 NORMALIZATIONS = get_args(Normalization)
+DIGITS = tuple(re.findall(r"[^\D0-9]", "".join(map(chr, range(0x30000)))))  # of other scripts
 
 _FORMAT = (  # ranges of characters that spell nothing
     *((0x01, 0x09), (0x0E, 0x1C), (0x7F, 0x85), (0x86, 0xA0), (0xAD, 0xAE), (0x61C, 0x61D)),
@@ -43,9 +45,9 @@ _nfc = functools.partial(unicodedata.normalize, "NFC")
 _class = unicodedata.combining  # canonical combining class: marks are in its order
 
 
-def normalize(texts: Sequence[str], rules: str = "nfc") -> list[str]:
-    """What models see of texts by a rule of NORMALIZATIONS, before there is a vocabulary."""
-    return _normalizer(rules).Normalize(list(texts))
+def normalize(texts: Sequence[str], rules: str = "nfc", digits: tuple[str, ...] = ()) -> list[str]:
+    """What models see of texts by the rules of `rules_model`, before there is a vocabulary."""
+    return _normalizer(rules, digits).Normalize(list(texts))
 
 
 def normalizer_of(model: Any) -> sentencepiece.SentencePieceNormalizer:
@@ -59,18 +61,26 @@ def normalizer_of(model: Any) -> sentencepiece.SentencePieceNormalizer:
 
 
 @functools.cache
-def _normalizer(rules):
-    return normalizer_of(rules_model(rules))
+def _normalizer(rules, digits):
+    return normalizer_of(rules_model(rules, digits))
 
 
 @functools.cache
-def rules_model(name: str) -> Any:
-    """A `ModelFile` that has only the `normalizer_spec` of one of NORMALIZATIONS."""
+def rules_model(name: str, digits: tuple[str, ...] = ()) -> Any:
+    """A `ModelFile` that has only the `normalizer_spec` of one of NORMALIZATIONS.
+
+    Args:
+        name: which one.
+        digits: some of DIGITS that `nfc` is to read as 0 to 9.
+    """
     if name != "nfc":
         return _compiled(name != "identity", normalization_rule_name=name)
     # SentencePiece refuses a rule that changes nothing, so U+200B that stays becomes a joiner here.
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
-        for key, value in _rules().items():
+        read_as = {digit: str(unicodedata.decimal(digit)) for digit in digits}
+        table = str.maketrans(read_as)
+        rules = {key: value.translate(table) for key, value in _rules().items()} | read_as
+        for key, value in rules.items():
             file.write("\t".join(" ".join(f"{ord(c):X}" for c in text) for text in (key, value)))
             file.write("\n")
         file.flush()
@@ -101,6 +111,7 @@ def _compiled(one_space, **rules):
     return ModelFile(normalizer_spec=ModelFile.FromString(model.getvalue()).normalizer_spec)
 
 
+@functools.cache
 def _rules() -> dict[str, str]:
     """Beginnings of a text, and what replaces them in `nfc`.
 

@@ -25,7 +25,7 @@ from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import extend_vocabulary
 from lingvo_moe.data.prepare_pair import PairWork, Piece, Texts, Work
 from lingvo_moe.data.prepare_params import PrepareParams
-from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary
+from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary, written_digits
 from lingvo_moe.system.files import write_whole
 from lingvo_moe.system.pieces import take
 
@@ -134,6 +134,7 @@ def _trained(work: Work, sides: Sequence[str]) -> Vocabulary:
         size,
         normalization=getattr(params, f"{sides[-1]}_normalization"),
         size_name=size_name,
+        written=written_digits(_kept_texts(work, SIDES[1:])) if sides[-1] == SIDES[1] else (),
         **options,
     )
 

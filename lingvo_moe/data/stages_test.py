@@ -122,9 +122,9 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
         for i, (side, language) in enumerate(zip(texts, name.split("-"), strict=True)):
             texts[side].setdefault(language, []).extend(line[i] for line in lines["train"])
     # The vocabularies are those of all kept lines, in order.
-    source = train_vocabulary(texts["source"], 330, tags=sorted(texts["target"]))
+    source = train_vocabulary(texts["source"], 330, tags=sorted(texts["target"]), written=())
     assert dataset.source_vocabulary == source
-    assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320)
+    assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320, written=())
 
 
 def test_pieces_by_languages_and_lines():

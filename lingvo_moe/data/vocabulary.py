@@ -1,5 +1,6 @@
 """SentencePiece vocabularies that cover small languages too."""
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -15,7 +16,13 @@ import numpy as np
 import sentencepiece
 
 from lingvo_moe.data.model_file import ModelFile
-from lingvo_moe.data.normalization import Normalization, normalize, normalizer_of, rules_model
+from lingvo_moe.data.normalization import (
+    DIGITS,
+    Normalization,
+    normalize,
+    normalizer_of,
+    rules_model,
+)
 from lingvo_moe.nn.special_tokens import BOS, EOS, PAD, UNK
 
 SPACE = "\u2581"  # a space in a piece
@@ -154,11 +161,13 @@ def train_vocabulary(
     model_type: Literal["unigram", "bpe"] = "unigram",
     seed: int = 1,
     size_name: str = "size",
+    written: Iterable[str] = DIGITS,
 ) -> Vocabulary:
     """Trains a SentencePiece model with byte fallback; the same input gives the same bytes.
 
     Each digit is a piece of its own, so that models copy numbers. The ten digits of every script
-    with a digit in the sample have pieces, whatever the coverage.
+    with a digit in the sample have pieces, whatever the coverage. Digits of a script that no
+    translation has are read as 0 to 9: text rarely has enough of them to learn their values.
 
     Args:
         texts: language -> its sentences. Language l is sampled with probability ∝ n_l^(1/T), with
@@ -171,12 +180,14 @@ def train_vocabulary(
             every text without spaces at its ends, except U+2581, SentencePiece's space.
         seed: of the sampling.
         size_name: what errors call the size, such as "source_vocab_size".
+        written: which of DIGITS translations have; with "nfc" the others are read as 0 to 9.
 
     Raises ValueError: the size is too small for the characters.
     """
     rng = np.random.default_rng(seed)
     sampled = map(trained_part, _sample(texts, temperature, max_sentences, rng))
-    sample = normalize(list(sampled), normalization)
+    digits = tuple(sorted(set(DIGITS).difference(written)))
+    sample = normalize(list(sampled), normalization, digits)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -208,7 +219,7 @@ def train_vocabulary(
             f"sentences: {reason}. Give a larger {size_name} or a lower character_coverage."
         ) from error
     trained = ModelFile.FromString(model.getvalue())
-    trained.normalizer_spec.MergeFrom(rules_model(normalization).normalizer_spec)
+    trained.normalizer_spec.MergeFrom(rules_model(normalization, digits).normalizer_spec)
     return Vocabulary(trained.SerializeToString())
 
 
@@ -217,6 +228,20 @@ def all_digits(texts: Iterable[str]) -> list[str]:
     found = {digit for text in texts for digit in re.findall(r"\d", text)}
     zeros = {ord(digit) - unicodedata.decimal(digit) for digit in found}
     return [chr(zero + i) for zero in sorted(zeros) for i in range(10)]
+
+
+def written_digits(texts: Mapping[str, Sequence[str]]) -> list[str]:
+    """The digits of each script, ASCII apart, that a thousandth of the texts of some language have.
+
+    Args:
+        texts: target language -> its texts.
+    """
+    found: set[str] = set()
+    for of_language in texts.values():
+        unusual = (text for text in of_language if not text.isascii())
+        counts = collections.Counter(d for text in unusual for d in set(all_digits([text])))
+        found |= {digit for digit, n in counts.items() if 1000 * n >= len(of_language)}
+    return sorted(found.intersection(DIGITS))
 
 
 def _effort(sentences: int, size: int) -> dict[str, int]:

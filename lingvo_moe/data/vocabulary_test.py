@@ -1,7 +1,15 @@
 import pytest
 import sentencepiece
 
-from lingvo_moe.data.vocabulary import BOS, EOS, PAD, UNK, Vocabulary, train_vocabulary
+from lingvo_moe.data.vocabulary import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    Vocabulary,
+    train_vocabulary,
+    written_digits,
+)
 
 TEXTS = {
     "en": ["the cat sat on the mat", "a dog ate the cat", "the dog saw a mat"] * 20,
@@ -49,6 +57,19 @@ def test_each_digit_is_a_piece_of_its_own(kind):
         assert [piece for piece in digits if len(piece) < 6] == [c for c in line if c.isdigit()]
         assert vocabulary.split(line) == tuple(ids[1:])
     assert vocabulary.normalize(["5  ٣"]) == ["5 ٣"]
+
+
+def test_digits_that_no_translation_has_are_read_as_ascii():
+    targets = {"en": ["a cat 5"] * 1001 + ["९"], "fa": ["۵ گربه", "گربه"], "km": ["x\u200b៥"]}
+    written = written_digits(targets)
+    assert "".join(written) == "۰۱۲۳۴۵۶۷۸۹០១២៣៤៥៦៧៨៩"  # one Hindi digit in 1,002 lines is chance
+    texts = {"en": ["a cat 5", "7"], "ar": ["قط ٥"]}
+    vocabulary = train_vocabulary(texts, 300, written=written)
+    read = ["٨٢٥ ۸۲", "１２ 𞥕 क९", "a\u200b៥", "x\u200b᠕"]
+    assert vocabulary.normalize(read) == ["825 ۸۲", "12 5 क9", "a\u200b៥", "x5"]
+    source = train_vocabulary(texts, 300, written=())
+    assert source.normalize(["٨ ۸ a\u200b៥"]) == ["8 8 a\u200b5"]
+    assert not set("٠١٢٣٤٥٦٧٨٩") & set("".join(source.pieces(range(source.size))))
 
 
 UNUSUAL = [
