@@ -9,7 +9,6 @@ import collections
 import functools
 import io
 import itertools
-import re
 import tempfile
 import unicodedata
 from collections.abc import Sequence
@@ -28,7 +27,8 @@ from lingvo_moe.data.model_file import ModelFile
 # control characters, `cf` converts to lower case.
 Normalization = Literal["nfc", "identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"]
 NORMALIZATIONS = get_args(Normalization)
-DIGITS = tuple(re.findall(r"[^\D0-9]", "".join(map(chr, range(0x30000)))))  # of other scripts
+# All decimal digits except 0 to 9.
+DIGITS = tuple(c for c in map(chr, range(0x80, 0x30000)) if c.isdecimal())
 
 _FORMAT = (  # ranges of characters that spell nothing
     *((0x01, 0x09), (0x0E, 0x1C), (0x7F, 0x85), (0x86, 0xA0), (0xAD, 0xAE), (0x61C, 0x61D)),
@@ -45,9 +45,11 @@ _nfc = functools.partial(unicodedata.normalize, "NFC")
 _class = unicodedata.combining  # canonical combining class: marks are in its order
 
 
-def normalize(texts: Sequence[str], rules: str = "nfc", digits: tuple[str, ...] = ()) -> list[str]:
-    """What models see of texts by the rules of `rules_model`, before there is a vocabulary."""
-    return _normalizer(rules, digits).Normalize(list(texts))
+def normalize(
+    texts: Sequence[str], rules: str = "nfc", ascii_digits: tuple[str, ...] = ()
+) -> list[str]:
+    """Texts as models see them by the rules of `rules_model`; no vocabulary is needed."""
+    return _normalizer(rules, ascii_digits).Normalize(list(texts))
 
 
 def normalizer_of(model: Any) -> sentencepiece.SentencePieceNormalizer:
@@ -61,25 +63,25 @@ def normalizer_of(model: Any) -> sentencepiece.SentencePieceNormalizer:
 
 
 @functools.cache
-def _normalizer(rules, digits):
-    return normalizer_of(rules_model(rules, digits))
+def _normalizer(rules, ascii_digits):
+    return normalizer_of(rules_model(rules, ascii_digits))
 
 
 @functools.cache
-def rules_model(name: str, digits: tuple[str, ...] = ()) -> Any:
+def rules_model(name: str, ascii_digits: tuple[str, ...] = ()) -> Any:
     """A `ModelFile` that has only the `normalizer_spec` of one of NORMALIZATIONS.
 
     Args:
-        name: which one.
-        digits: some of DIGITS that `nfc` is to read as 0 to 9.
+        name: one of them.
+        ascii_digits: those of DIGITS that become 0 to 9; only `nfc` changes them.
     """
     if name != "nfc":
         return _compiled(name != "identity", normalization_rule_name=name)
     # SentencePiece refuses a rule that changes nothing, so U+200B that stays becomes a joiner here.
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
-        read_as = {digit: str(unicodedata.decimal(digit)) for digit in digits}
-        table = str.maketrans(read_as)
-        rules = {key: value.translate(table) for key, value in _rules().items()} | read_as
+        new = {digit: str(unicodedata.decimal(digit)) for digit in ascii_digits}
+        table = str.maketrans(new)  # a rule for U+200B before a Khmer digit gives a digit, too
+        rules = {key: value.translate(table) for key, value in _rules().items()} | new
         for key, value in rules.items():
             file.write("\t".join(" ".join(f"{ord(c):X}" for c in text) for text in (key, value)))
             file.write("\n")

@@ -25,7 +25,7 @@ from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import extend_vocabulary
 from lingvo_moe.data.prepare_pair import PairWork, Piece, Texts, Work
 from lingvo_moe.data.prepare_params import PrepareParams
-from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary, written_digits
+from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary, unwritten_digits
 from lingvo_moe.system.files import write_whole
 from lingvo_moe.system.pieces import take
 
@@ -129,12 +129,14 @@ def _trained(work: Work, sides: Sequence[str]) -> Vocabulary:
     size = getattr(params, size_name)
     if size is FROM_DATA:
         size = vocabulary_size(sum(map(len, texts.values())) // len(sides), len(texts))
+    # A vocabulary of sources alone writes nothing.
+    written = _kept_texts(work, SIDES[1:]) if SIDES[1] in sides else {}
     return train_vocabulary(
         texts,
         size,
         normalization=getattr(params, f"{sides[-1]}_normalization"),
         size_name=size_name,
-        written=written_digits(_kept_texts(work, SIDES[1:])) if sides[-1] == SIDES[1] else (),
+        ascii_digits=unwritten_digits(written),
         **options,
     )
 

@@ -17,6 +17,7 @@ from lingvo_moe.data import prepare_pair
 from lingvo_moe.data.cleaning.base import Near
 from lingvo_moe.data.cleaning.rules import Damaged, LengthRatio
 from lingvo_moe.data.dataset import SPLITS
+from lingvo_moe.data.normalization import DIGITS
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.stages import vocabulary_size
 from lingvo_moe.data.vocabulary import train_vocabulary
@@ -122,9 +123,11 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
         for i, (side, language) in enumerate(zip(texts, name.split("-"), strict=True)):
             texts[side].setdefault(language, []).extend(line[i] for line in lines["train"])
     # The vocabularies are those of all kept lines, in order.
-    source = train_vocabulary(texts["source"], 330, tags=sorted(texts["target"]), written=())
+    source = train_vocabulary(
+        texts["source"], 330, tags=sorted(texts["target"]), ascii_digits=DIGITS
+    )
     assert dataset.source_vocabulary == source
-    assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320, written=())
+    assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320, ascii_digits=DIGITS)
 
 
 def test_pieces_by_languages_and_lines():

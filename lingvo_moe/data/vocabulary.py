@@ -161,13 +161,12 @@ def train_vocabulary(
     model_type: Literal["unigram", "bpe"] = "unigram",
     seed: int = 1,
     size_name: str = "size",
-    written: Iterable[str] = DIGITS,
+    ascii_digits: tuple[str, ...] = (),
 ) -> Vocabulary:
     """Trains a SentencePiece model with byte fallback; the same input gives the same bytes.
 
     Each digit is a piece of its own, so that models copy numbers. The ten digits of every script
-    with a digit in the sample have pieces, whatever the coverage. Digits of a script that no
-    translation has are read as 0 to 9: text rarely has enough of them to learn their values.
+    with a digit in the sample have pieces, whatever the coverage.
 
     Args:
         texts: language -> its sentences. Language l is sampled with probability ∝ n_l^(1/T), with
@@ -180,14 +179,14 @@ def train_vocabulary(
             every text without spaces at its ends, except U+2581, SentencePiece's space.
         seed: of the sampling.
         size_name: what errors call the size, such as "source_vocab_size".
-        written: which of DIGITS translations have; with "nfc" the others are read as 0 to 9.
+        ascii_digits: digits that "nfc" changes to 0 to 9. Text rarely has enough digits of another
+            script for a model to learn their values.
 
     Raises ValueError: the size is too small for the characters.
     """
     rng = np.random.default_rng(seed)
     sampled = map(trained_part, _sample(texts, temperature, max_sentences, rng))
-    digits = tuple(sorted(set(DIGITS).difference(written)))
-    sample = normalize(list(sampled), normalization, digits)
+    sample = normalize(list(sampled), normalization, ascii_digits)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -219,7 +218,7 @@ def train_vocabulary(
             f"sentences: {reason}. Give a larger {size_name} or a lower character_coverage."
         ) from error
     trained = ModelFile.FromString(model.getvalue())
-    trained.normalizer_spec.MergeFrom(rules_model(normalization, digits).normalizer_spec)
+    trained.normalizer_spec.MergeFrom(rules_model(normalization, ascii_digits).normalizer_spec)
     return Vocabulary(trained.SerializeToString())
 
 
@@ -230,18 +229,18 @@ def all_digits(texts: Iterable[str]) -> list[str]:
     return [chr(zero + i) for zero in sorted(zeros) for i in range(10)]
 
 
-def written_digits(texts: Mapping[str, Sequence[str]]) -> list[str]:
-    """The digits of each script, ASCII apart, that a thousandth of the texts of some language have.
+def unwritten_digits(texts: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """DIGITS of the scripts that fewer than 1 in 1,000 texts of each language have.
 
     Args:
         texts: target language -> its texts.
     """
-    found: set[str] = set()
+    written: set[str] = set()
     for of_language in texts.values():
-        unusual = (text for text in of_language if not text.isascii())
-        counts = collections.Counter(d for text in unusual for d in set(all_digits([text])))
-        found |= {digit for digit, n in counts.items() if 1000 * n >= len(of_language)}
-    return sorted(found.intersection(DIGITS))
+        others = (text for text in of_language if not text.isascii())
+        counts = collections.Counter(d for text in others for d in set(all_digits([text])))
+        written |= {digit for digit, n in counts.items() if 1000 * n >= len(of_language)}
+    return tuple(digit for digit in DIGITS if digit not in written)
 
 
 def _effort(sentences: int, size: int) -> dict[str, int]:

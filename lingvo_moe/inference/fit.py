@@ -4,9 +4,9 @@ A search prefers short translations, the more the less a model knows (Stahlberg 
 chrF++ alone prefers long ones. So of the penalties with which translations are about as long as
 references, the smallest is taken whose chrF++ is not worse than the best one beyond chance. A
 penalty rewards no more tokens than a source lets expect: without this bound the right mean length
-is that of lines which are far too long, and of others which are too short. A model that is unsure
-spells words with shorter pieces than the references have. Where all penalties write too little for
-this reason, more tokens are expected, and the language is translated again.
+is that of lines which are far too long, and of others which are too short. An unsure model spells
+words with shorter pieces than the references have. If even the largest penalty gives texts shorter
+than the references, the language gets a larger bound, and is translated again.
 
 A penalties, N lines.
 """
@@ -29,11 +29,11 @@ from lingvo_moe.tasks.model_dir import ModelDir
 
 # Near 1 the lengths change fastest. One search compares all, so that more cost little.
 PENALTIES = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.4, 3.0)
-_ROOM = 1.2  # expected_ratio over the mean ratio of dev
-_MORE_ROOM = 1.25  # at most, for languages whose translations are too short by all penalties
+# expected_ratio over the mean ratio of dev, and the most for languages that stay too short
+_ROOM, _MOST_ROOM = 1.2, 1.5
 _LINES = 300  # of all languages; more if they are many
 _LINES_OF_LANGUAGE, _MOST_LINES = 100, 1000
-_LEAST_OF_LANGUAGE = 10  # for numbers of its own
+_LEAST_OF_LANGUAGE = 10  # for its own penalty and a larger bound
 _RATIOS = 0.95, 1.1  # characters of translations over those of references
 _ERRORS = 1.645  # standard errors that chance exceeds in 5 % of cases
 
@@ -65,11 +65,6 @@ class Measured(NamedTuple):
         """float64 [A]: characters of the translations over those of the references."""
         return self.lengths.sum(axis=1) / max(self.references.sum(), 1.0)
 
-    @property
-    def is_enough(self) -> bool:
-        """Whether a language with so many lines may have numbers of its own."""
-        return len(self.references) >= _LEAST_OF_LANGUAGE
-
     def best(self) -> int:
         """The index of the penalty to take."""
         fair = (self.ratios >= _RATIOS[0]) & (self.ratios <= _RATIOS[1])
@@ -100,11 +95,8 @@ def choose(measured: Mapping[str, Measured]) -> Fitted:
     own = {}
     for language, lines in measured.items():
         a = lines.best()
-        if (
-            a != common
-            and lines.is_enough
-            and (lines.is_worse(common, a) or lines.is_unfair(common))
-        ):
+        enough = len(lines.references) >= _LEAST_OF_LANGUAGE
+        if a != common and enough and (lines.is_worse(common, a) or lines.is_unfair(common)):
             own[language] = PENALTIES[a]
     return Fitted(PENALTIES[common], own)
 
@@ -173,21 +165,18 @@ def bounded(translator: Translator, dataset: Dataset) -> Translator:
 def translate_and_fit(
     translator: Translator, sample: Sample, fits: bool
 ) -> tuple[Fitted, list[tuple[str, list[str], list[str]]]]:
-    """Translates a sample, with the penalties that fit best if `fits`. Returns the translator's
-    Fitted with these penalties, and (target language, translations, references) of the sample."""
+    """Translates a sample. Returns the translator's Fitted, if `fits` with the penalties and bounds
+    that fit best, and (target language, translations, references) of the sample."""
     found = _translate(translator, sample, PENALTIES if fits else ())
     fitted, place = translator.fitted, dict.fromkeys(found, 0)
     if fits:
-        measured = {name: Measured.of(*texts) for name, texts in found.items()}
-        if missing := _missing(measured):
-            translator = _with_room(translator, missing)
-            short = {names: texts for names, texts in sample.items() if names[0] in missing}
-            found |= (again := _translate(translator, short, PENALTIES))
-            measured |= {name: Measured.of(*texts) for name, texts in again.items()}
-        chosen = choose(measured)
-        fitted = dataclasses.replace(
-            translator.fitted, penalty=chosen.penalty, penalties=chosen.penalties
-        )
+        larger = _larger_bounds(translator, found)
+        if larger:
+            fitted = dataclasses.replace(fitted, expected={**fitted.expected, **larger})
+            short = {names: texts for names, texts in sample.items() if names[0] in larger}
+            found |= _translate(dataclasses.replace(translator, fitted=fitted), short, PENALTIES)
+        chosen = choose({name: Measured.of(*texts) for name, texts in found.items()})
+        fitted = dataclasses.replace(fitted, penalty=chosen.penalty, penalties=chosen.penalties)
         place = {name: PENALTIES.index(fitted.numbers(name)["length_penalty"]) for name in found}
     return fitted, [
         (name, [line[place[name]] for line in texts], references)
@@ -195,21 +184,18 @@ def translate_and_fit(
     ]
 
 
-def _missing(measured: Mapping[str, Measured]) -> dict[str, float]:
-    """The factor by which translations by the largest penalty are too short, where they are."""
-    return {
-        name: min(1 / max(float(lines.ratios[-1]), 1e-9), _MORE_ROOM)
-        for name, lines in measured.items()
-        if lines.ratios[-1] < 1.0 and lines.is_enough
-    }
-
-
-def _with_room(translator, factors):
-    expected = {
-        name: factors.get(name, 1.0) * ratio for name, ratio in translator.fitted.expected.items()
-    }
-    fitted = dataclasses.replace(translator.fitted, expected=expected)
-    return dataclasses.replace(translator, fitted=fitted)
+def _larger_bounds(translator, found) -> dict[str, float]:
+    """Target language -> a larger expected_ratio, if translations by the largest penalty are
+    shorter than the references."""
+    bounds: dict[str, float] = {}
+    known = translator.fitted.expected
+    if translator.decoding.expected_ratio is not FROM_DATA:
+        return bounds
+    for name, (texts, references) in found.items():
+        written, wanted = sum(len(line[-1]) for line in texts), sum(map(len, references))
+        if name in known and len(references) >= _LEAST_OF_LANGUAGE and written < wanted:
+            bounds[name] = known[name] * min(wanted / max(written, 1), _MOST_ROOM / _ROOM)
+    return bounds
 
 
 def _translate(translator, sample, penalties) -> dict[str, tuple[list[list[str]], list[str]]]:

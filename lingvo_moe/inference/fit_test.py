@@ -6,6 +6,7 @@ import pytest
 
 from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.decoding.fitted import Fitted
+from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.inference.fit import (
     PENALTIES,
     Measured,
@@ -62,13 +63,14 @@ class ByExpectedRatio:
 
     fitted: Fitted
     penalties: tuple[float, ...] = ()
+    decoding: BeamSearchParams = BeamSearchParams()
 
     def __call__(self, sources, target, source):
         count = round(8 * self.fitted.expected[target])
         return [[SimpleNamespace(text=" word" * count)] * len(self.penalties)] * len(sources)
 
 
-def test_more_tokens_are_expected_where_all_penalties_write_too_little():
+def test_a_language_that_is_too_short_by_the_largest_penalty_gets_a_larger_bound():
     translator = ByExpectedRatio(Fitted(ratios={"a": 9.0}, expected={"a": 1.2, "b": 1.0, "c": 0.5}))
     sample = {(name, None): (["source"] * 10, [" word" * 10] * 10) for name in "abc"}
     fitted, found = translate_and_fit(translator, sample, True)
@@ -76,6 +78,8 @@ def test_more_tokens_are_expected_where_all_penalties_write_too_little():
     assert fitted.ratios == {"a": 9.0}
     lengths = {name: len(texts[0].split()) for name, texts, _ in found}
     assert lengths == {"a": 10, "b": 10, "c": 5}
+    given = dataclasses.replace(translator, decoding=BeamSearchParams(expected_ratio=1.0))
+    assert translate_and_fit(given, sample, True)[0].expected == translator.fitted.expected
 
 
 def test_dev_lines_are_spread_over_a_pair(tmp_path):

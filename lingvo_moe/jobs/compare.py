@@ -80,7 +80,8 @@ def compare(
 
     Each run is trained in OUTPUT/NAME/SEED and its translations are scored in
     OUTPUT/NAME/SEED/report. OUTPUT/compare.json is written after each run; its runs of other
-    settings and seeds stay, and those it has are not made again, even if their logdirs are gone.
+    settings and seeds stay, and a run that it has with this split is not made again, even without
+    its logdir. Processes with other settings or seeds may use the same output.
 
     Args:
         settings: the rows. The first seeds of all rows come before the second seeds.
@@ -107,7 +108,7 @@ def compare(
         (setting, seed)
         for seed in seeds
         for setting in settings
-        if not (run := runs.get((setting.name, seed))) or split not in (None, run.get("split"))
+        if not _is_done(runs.get((setting.name, seed)), split)
     ]
     if not missing:
         report(compare_table(list(runs.values())).to_text())
@@ -129,7 +130,7 @@ def compare(
         if split and scored != split:
             of = ModelDir.open(logdir), dataset, scores, make_runtime, job.report
             evaluate(*of, split=split, overwrite=True)
-        runs = _known(output / FILE)  # another process may have added runs
+        runs = _known(output / FILE)  # another process may have added some
         runs[setting.name, seed] = {
             "row": setting.name,
             "seed": seed,
@@ -140,6 +141,10 @@ def compare(
         write_whole(output / FILE, json.dumps({"runs": done}, indent=1) + "\n")
         report(f"\n{compare_table(done).to_text()}")
     return list(runs.values())
+
+
+def _is_done(run: Mapping[str, Any] | None, split: str | None) -> bool:
+    return run is not None and (split is None or run.get("split") == split)
 
 
 def _made_with(setting: Setting, overrides: Sequence[str]) -> dict[str, Any]:
@@ -184,34 +189,35 @@ def measure(logdir: Path) -> dict[str, Any]:
         target_tokens: number of target tokens trained on.
         step_seconds: median time of a step, without compiling and evaluations.
         drop_rate: percent of the choices of experts that found no room; None without experts.
-        max_vio: the busiest expert's choices in a step over the mean, minus 1; None without
-            experts. Both are means over the layers and the last tenth of training.
+        max_vio: the busiest expert's choices in a step, divided by the mean of the experts, minus
+            1; None without experts. It and drop_rate are averaged over the layers and the last
+            tenth of training.
         split, bleu, chrf: of the report, if there is one; the scores are means over its pairs.
         pairs: pair -> [train examples, BLEU, chrF++], if there is a report.
     """
     scalars = read_scalars(logdir / "events")
     losses = scalars["dev/loss"]
     tokens, rates = scalars["train/tokens"], scalars["train/steps_per_second"]
+    late = 0.9 * max(tokens)
 
-    def late(name):
-        """The mean over layers and the last tenth of the steps."""
+    def last_mean(name):
         values = [
             value
             for tag, points in scalars.items()
             if tag.startswith(f"train/{name}/")
             for step, value in points.items()
-            if step >= 0.9 * max(tokens)
+            if step >= late
         ]
         return statistics.mean(values) if values else None
 
-    drop_rate = late("drop_rate")
+    drop_rate = last_mean("drop_rate")
     found: dict[str, Any] = {
         "dev_loss": min(losses.values()),
         "curve": [[step, round(loss, 4)] for step, loss in sorted(losses.items())],
         "target_tokens": round(sum(tokens.values())),
         "step_seconds": 1 / statistics.median(rates.values()),
         "drop_rate": None if drop_rate is None else 100 * drop_rate,
-        "max_vio": late("max_vio"),
+        "max_vio": last_mean("max_vio"),
     }
     if (logdir / _REPORT).exists():
         scored = load_report(logdir / _REPORT)
@@ -227,16 +233,16 @@ def measure(logdir: Path) -> dict[str, Any]:
 def compare_table(runs: Sequence[Mapping[str, Any]]) -> Table:
     """A row for each setting: means over its seeds, with the standard error after "±".
 
-    A difference is the mean over the seeds that the row shares with the first one.
+    The difference is the dev loss minus that of the first row, for seeds that both have.
     """
     first = {run["seed"]: run["dev_loss"] for run in runs if run["row"] == runs[0]["row"]}
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
-        pair = run["row"] != runs[0]["row"] and run["seed"] in first
-        difference = run["dev_loss"] - first[run["seed"]] if pair else None
+        compares = run["row"] != runs[0]["row"] and run["seed"] in first
+        difference = run["dev_loss"] - first[run["seed"]] if compares else None
         rows.setdefault(run["row"], []).append({**run, "difference": difference})
-    known = {key for of in rows.values() for one in of for key in one if one[key] is not None}
-    shown = [key for key in COLUMNS if key in known]
+    measured = {key for of in rows.values() for one in of for key in one if one[key] is not None}
+    shown = [key for key in COLUMNS if key in measured]
     return Table(
         ["row", "seeds", *(COLUMNS[key][0] for key in shown)],
         [[name, str(len(of)), *_cells(of, shown)] for name, of in rows.items()],
