@@ -27,6 +27,8 @@ COLUMNS = {
     "difference": ("difference to the first row", 3),
     "bleu": ("BLEU", 1),
     "chrf": ("chrF++", 1),
+    "chrf_of_fewest": ("chrF++, third with the fewest lines", 1),
+    "chrf_of_most": ("with the most", 1),
     "drop_rate": ("drop rate %", 1),
     "max_vio": ("MaxVio", 2),
     "step_seconds": ("s/step", 3),
@@ -240,13 +242,25 @@ def compare_table(runs: Sequence[Mapping[str, Any]]) -> Table:
     for run in runs:
         compares = run["row"] != runs[0]["row"] and run["seed"] in first
         difference = run["dev_loss"] - first[run["seed"]] if compares else None
-        rows.setdefault(run["row"], []).append({**run, "difference": difference})
+        thirds = _thirds(run.get("pairs", {}))
+        rows.setdefault(run["row"], []).append({**run, "difference": difference, **thirds})
     measured = {key for of in rows.values() for one in of for key in one if one[key] is not None}
     shown = [key for key in COLUMNS if key in measured]
     return Table(
         ["row", "seeds", *(COLUMNS[key][0] for key in shown)],
         [[name, str(len(of)), *_cells(of, shown)] for name, of in rows.items()],
     )
+
+
+def _thirds(pairs):
+    """The mean chrF++ of the pairs with the fewest training lines, and of those with the most."""
+    scores = [chrf for _, _, chrf in sorted(pairs.values())]
+    if not (third := len(scores) // 3):
+        return {}
+    return {
+        "chrf_of_fewest": statistics.mean(scores[:third]),
+        "chrf_of_most": statistics.mean(scores[-third:]),
+    }
 
 
 def _cells(runs, keys) -> Iterator[str]:

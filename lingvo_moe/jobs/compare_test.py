@@ -82,6 +82,15 @@ def test_differences_are_paired_by_seed():
     assert [row[place] for row in table.rows] == ["", "-0.400 ± 0.100"]
 
 
+def test_scores_of_the_pairs_with_the_fewest_and_the_most_lines():
+    chrf = {10: 1.0, 20: 2.0, 30: 9.0, 40: 9.0, 90: 9.0, 100: 20.0, 200: 30.0}
+    pairs = {str(lines): [lines, 0.0, value] for lines, value in reversed(chrf.items())}
+    table = compare_table([{"row": "a", "seed": 1, "dev_loss": 4.0, "pairs": pairs}])
+    found = dict(zip(table.columns, table.rows[0], strict=True))
+    assert found["chrF++, third with the fewest lines"] == "1.5"
+    assert found["with the most"] == "25.0"
+
+
 def test_a_row_has_runs_of_one_setting(tmp_path, monkeypatch):
     made = {"row": "top-1", "seed": 5, "model": "tiny.MoE", "plugins": {"mine.py": "before"}}
     made["set"] = [*_SHORT, *_ROW.overrides]

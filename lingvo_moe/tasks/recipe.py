@@ -22,7 +22,7 @@ from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 
-UNIT, LONGEST = 32, 256  # tokens; of rows
+UNIT, LONGEST = 32, 384  # tokens; of rows
 FITTING, FITTING_PAIR = 0.99, 0.98  # shares of the target tokens of all pairs, and of each pair
 ENOUGH_DEV = 100  # dev lines of each pair, to judge by them
 DENSE = 0.8  # least share of the tokens of a row that are not padding, by the mean lengths

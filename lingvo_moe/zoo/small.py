@@ -10,6 +10,7 @@ import dataclasses
 from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.config.registry import register
 from lingvo_moe.data.modifiers.copying import Copying
+from lingvo_moe.data.modifiers.numbers import Numbers
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.moe.layer import MoEParams
@@ -53,8 +54,8 @@ class _Small:
                 target_length=FROM_DATA,
                 # Higher ones repeat small pairs hundreds of times, and draw the largest too rarely.
                 temperature=1.5,
-                # The model learns sooner to attend to its source.
-                modifiers=(Copying(share=0.15),),
+                # The model learns sooner to attend to its source, and to copy any number.
+                modifiers=(Copying(share=0.15), Numbers(share=0.1)),
             ),
             # A rate that falls to 0 lowers the final dev loss most. Three iterations of Muon take
             # less time than five and learn nearly as much.

@@ -1,4 +1,5 @@
 import random
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from lingvo_moe.data.mixture import Stream
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 from lingvo_moe.data.modifiers.copying import Copying
 from lingvo_moe.data.modifiers.merging import Merging
+from lingvo_moe.data.modifiers.numbers import Numbers
 from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.pipeline import InputParams, TrainInput
 from lingvo_moe.data.records import write_records
@@ -71,6 +73,29 @@ def test_copying_between_two_vocabularies():
     assert copied.target == body.target
     assert german.decode([copied.source]) == [TEXTS[3]]
     assert copied.source != body.target
+
+
+def _with_numbers(source, target):
+    """Both sides after Numbers, with three seeds."""
+    vocabulary = train_vocabulary({"en": [*TEXTS, source, target]}, 350)
+    body = Body(*vocabulary.encode([source, target]))
+    for seed in range(3):
+        context = ModifierContext((vocabulary, vocabulary), lambda k: None, random.Random(seed))
+        yield vocabulary.decode(Numbers().apply(body, context))
+
+
+def test_a_common_number_becomes_another_in_the_same_digits():
+    for source, target in _with_numbers("Seite 2019, 7 mal ٢٠١٩", "page 2019, twice 33"):
+        number = re.fullmatch(r"page ([0-9]{4}), twice 33", target)[1]
+        assert number != "2019"
+        arabic = number.translate({48 + i: 0x660 + i for i in range(10)})
+        assert source == f"Seite {number}, 7 mal {arabic}"
+
+
+def test_a_text_without_a_common_number_gets_one():
+    for source, target in _with_numbers("Die Katze saß", "The cat sat"):
+        assert re.fullmatch(r"[0-9]+ The cat sat|The cat sat (\([0-9]+\)|[0-9]+)", target)
+        assert source == target.replace("The cat sat", "Die Katze saß")
 
 
 class Doubled(Modifier):
