@@ -27,8 +27,8 @@ COLUMNS = {
     "difference": ("difference to the first row", 3),
     "bleu": ("BLEU", 1),
     "chrf": ("chrF++", 1),
-    "chrf_of_fewest": ("chrF++, third with the fewest lines", 1),
-    "chrf_of_most": ("with the most", 1),
+    "chrf_of_least": ("chrF++, least text", 1),
+    "chrf_of_most": ("chrF++, most text", 1),
     "drop_rate": ("drop rate %", 1),
     "max_vio": ("MaxVio", 2),
     "step_seconds": ("s/step", 3),
@@ -258,7 +258,7 @@ def _thirds(pairs):
     if not (third := len(scores) // 3):
         return {}
     return {
-        "chrf_of_fewest": statistics.mean(scores[:third]),
+        "chrf_of_least": statistics.mean(scores[:third]),
         "chrf_of_most": statistics.mean(scores[-third:]),
     }
 

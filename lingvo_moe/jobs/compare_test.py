@@ -87,8 +87,8 @@ def test_scores_of_the_pairs_with_the_fewest_and_the_most_lines():
     pairs = {str(lines): [lines, 0.0, value] for lines, value in reversed(chrf.items())}
     table = compare_table([{"row": "a", "seed": 1, "dev_loss": 4.0, "pairs": pairs}])
     found = dict(zip(table.columns, table.rows[0], strict=True))
-    assert found["chrF++, third with the fewest lines"] == "1.5"
-    assert found["with the most"] == "25.0"
+    assert found["chrF++, least text"] == "1.5"
+    assert found["chrF++, most text"] == "25.0"
 
 
 def test_a_row_has_runs_of_one_setting(tmp_path, monkeypatch):
