@@ -14,7 +14,7 @@ SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test fast-tests test-slow lint format golden bench bench-decode clean \
-  gpu-export results results-learning results-tldr results-both
+  gpu-export results results-experts results-learning results-tldr results-both
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -138,6 +138,20 @@ results-both: setup
 	$(REAL_TEXT) --corpus=both --set=activation_dtype=bfloat16 --baseline=small.BilingualNarrow --baseline=small.Bilingual \
 	  --baseline_set=input.batch_size=8 --baseline_set=small.BilingualNarrow:train.max_steps=600 \
 	  --baseline_set=small.Bilingual:train.max_steps=250
+
+# Runs that experts_200.json has are not made again, so another machine can go on.
+EXPERTS = $(RESULTS)/experts
+results-experts: setup  ## experts_200: dense, 32 and 128 experts from English into 200 languages (takes a day; needs CORPORA=DIR)
+	mkdir -p $(EXPERTS)
+	test -d $(EXPERTS)/data || $(BIN)/lingvo-moe-prepare --corpus=$(CORPORA)/english_200 --output=$(EXPERTS)/data --joint_vocab
+	cp --update experiments/results/experts_200.json $(EXPERTS)/compare.json || true
+	$(BIN)/lingvo-moe-compare --data=$(EXPERTS)/data --output=$(EXPERTS) --split=test --seed=1 --seed=2 --seed=3 \
+	  --set=activation_dtype=bfloat16 --set=recipe.batch_tokens=8192 --set=train.max_steps=3600 --set="input.modifiers=()" \
+	  --set="train.best_by=DevLoss()" --set=train.dev_bleu_sentences=0 \
+	  --row="dense: small.Narrow; model.hidden_dim=768" --row="32 experts: small.Narrow; model.moe=MoEParams(num_experts=32)" \
+	  --row="128 experts: small.Narrow; model.moe=MoEParams(num_experts=128)"
+	cp $(EXPERTS)/compare.json experiments/results/experts_200.json
+	$(BIN)/python -m experiments.experts experiments/results/experts_200.json
 
 clean:  ## remove all generated files, also .venv
 	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info

@@ -34,8 +34,8 @@ def main() -> None:
 def draw(runs: list[dict]) -> Figure:
     """Three pictures; a line for each row, the mean of its seeds.
 
-    Dev loss over target tokens, dev loss over hours of training (steps alone), and chrF++ of the
-    pairs from most to least training lines, smoothed over ten pairs (GShard, figure 6).
+    Dev loss over target tokens and over hours, without those of evaluations; chrF++ of the pairs
+    from most to least training lines, smoothed over ten pairs (GShard, figure 6).
     """
     figure = Figure((15, 4.5), layout="constrained", dpi=110)
     by_tokens, by_hours, by_language = figure.subplots(1, 3)
@@ -51,7 +51,7 @@ def draw(runs: list[dict]) -> Figure:
         if scores:
             by_language.plot(moving_average(np.mean(scores, axis=0)), color=color, label=name)
     by_tokens.set(xlabel="target tokens, millions", ylabel="dev loss, nats per token")
-    by_hours.set(xlabel="hours of one core", ylabel="dev loss, nats per token")
+    by_hours.set(xlabel="hours of steps", ylabel="dev loss, nats per token")
     by_language.set(xlabel="languages, from most to least training lines", ylabel="chrF++")
     for axes in (by_tokens, by_hours, by_language):
         axes.grid(alpha=0.3)

@@ -165,7 +165,7 @@ def test_dev_or_test_into_a_language_without_train_text_is_refused(tmp_path):
 
 
 def test_targets_of_lines_that_are_too_long_are_not_in_train(corpus, tmp_path):
-    _corpus(corpus, train={"de_en": [*TRAIN, ("lang " * 300, "mouse")]})
+    _corpus(corpus, train={"de_en": [*TRAIN, ("lang " * 400, "mouse")]})
     checks = prepare(corpus, tmp_path / "data", PARAMS).checks["de-en"]
     assert (checks["too_long"], checks["targets_in_train"]) == (1, 0)
 

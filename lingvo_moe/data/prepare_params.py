@@ -14,6 +14,7 @@ from lingvo_moe.config.fields import (
 )
 from lingvo_moe.data.cleaning.base import CleaningRule, Empty, Exact, Sameness
 from lingvo_moe.data.cleaning.rules import Damaged
+from lingvo_moe.data.lengths import LONGEST
 from lingvo_moe.data.normalization import Normalization
 
 # Names of counts that are not of a rule.
@@ -85,7 +86,7 @@ class PrepareParams(Params):
     duplicates: Sameness = Exact()
     held_out_targets: bool = False
     zero_shot_targets: bool = False
-    max_length: _Length = 256
+    max_length: _Length = LONGEST
     tags_on_both_sides: bool = False
     both_directions: bool = False
     seed: NonNegativeInt = 1

@@ -176,7 +176,7 @@ def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             prepare(corpus, tmp_path / "data", PARAMS)
     assert sorted(os.listdir(tmp_path)) == ["corpus", "data.parts", "whole"]
-    with pytest.raises(ValueError, match="max_length=256"):
+    with pytest.raises(ValueError, match="max_length=384"):
         prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, max_length=9))
     monkeypatch.setattr("lingvo_moe.data.stages.train_vocabulary", interrupted)  # not again
     prepare(corpus, tmp_path / "data", PARAMS, report=lines.append)

@@ -27,8 +27,8 @@ COLUMNS = {
     "difference": ("difference to the first row", 3),
     "bleu": ("BLEU", 1),
     "chrf": ("chrF++", 1),
-    "chrf_of_least": ("chrF++, least text", 1),
-    "chrf_of_most": ("chrF++, most text", 1),
+    "chrf_low": ("chrF++, least text", 1),
+    "chrf_high": ("chrF++, most text", 1),
     "drop_rate": ("drop rate %", 1),
     "max_vio": ("MaxVio", 2),
     "step_seconds": ("s/step", 3),
@@ -195,6 +195,7 @@ def measure(logdir: Path) -> dict[str, Any]:
             1; None without experts. It and drop_rate are averaged over the layers and the last
             tenth of training.
         split, bleu, chrf: of the report, if there is one; the scores are means over its pairs.
+        chrf_low, chrf_high: over the third of its pairs with the least training text, and the most.
         pairs: pair -> [train examples, BLEU, chrF++], if there is a report.
     """
     scalars = read_scalars(logdir / "events")
@@ -224,7 +225,9 @@ def measure(logdir: Path) -> dict[str, Any]:
     if (logdir / _REPORT).exists():
         scored = load_report(logdir / _REPORT)
         found["split"] = scored.split
-        found["bleu"], found["chrf"] = scored.averages["all"].bleu, scored.averages["all"].chrf
+        averages = scored.averages
+        found["bleu"], found["chrf"] = averages["all"].bleu, averages["all"].chrf
+        found["chrf_low"], found["chrf_high"] = averages["low"].chrf, averages["high"].chrf
         found["pairs"] = {
             one.pair: [one.train_examples, round(one.bleu, 2), round(one.chrf, 2)]
             for one in scored.pairs
@@ -242,25 +245,13 @@ def compare_table(runs: Sequence[Mapping[str, Any]]) -> Table:
     for run in runs:
         compares = run["row"] != runs[0]["row"] and run["seed"] in first
         difference = run["dev_loss"] - first[run["seed"]] if compares else None
-        thirds = _thirds(run.get("pairs", {}))
-        rows.setdefault(run["row"], []).append({**run, "difference": difference, **thirds})
+        rows.setdefault(run["row"], []).append({**run, "difference": difference})
     measured = {key for of in rows.values() for one in of for key in one if one[key] is not None}
     shown = [key for key in COLUMNS if key in measured]
     return Table(
         ["row", "seeds", *(COLUMNS[key][0] for key in shown)],
         [[name, str(len(of)), *_cells(of, shown)] for name, of in rows.items()],
     )
-
-
-def _thirds(pairs):
-    """The mean chrF++ of the pairs with the fewest training lines, and of those with the most."""
-    scores = [chrf for _, _, chrf in sorted(pairs.values())]
-    if not (third := len(scores) // 3):
-        return {}
-    return {
-        "chrf_of_least": statistics.mean(scores[:third]),
-        "chrf_of_most": statistics.mean(scores[-third:]),
-    }
 
 
 def _cells(runs, keys) -> Iterator[str]:

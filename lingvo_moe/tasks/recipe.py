@@ -16,13 +16,13 @@ from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.config.params import evolve, override
 from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.dataset import SIDES, Dataset
-from lingvo_moe.data.lengths import COLUMNS, amount
+from lingvo_moe.data.lengths import COLUMNS, LONGEST, amount
 from lingvo_moe.nn.layer import count_weights
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 
-UNIT, LONGEST = 32, 384  # tokens; of rows
+UNIT = 32  # tokens; of rows
 FITTING, FITTING_PAIR = 0.99, 0.98  # shares of the target tokens of all pairs, and of each pair
 ENOUGH_DEV = 100  # dev lines of each pair, to judge by them
 DENSE = 0.8  # least share of the tokens of a row that are not padding, by the mean lengths

@@ -9,6 +9,7 @@ from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.config.params import override, to_fields
 from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.dataset import Dataset, PairInfo
+from lingvo_moe.data.lengths import LONGEST
 from lingvo_moe.jobs import training
 from lingvo_moe.jobs.hours import steps_in
 from lingvo_moe.jobs.source_use import SplitBatches
@@ -54,6 +55,8 @@ def test_rows_hold_the_tokens_that_are_wanted():
     # What no row holds does not count.
     endless = [*SHORT, [4096, 4096, 1, 4000, 4000]]
     assert choose(data(aa=endless))["input.target_length"] == 32
+    # All that preparation keeps by default fits.
+    assert choose(data(aa=[[LONGEST, LONGEST, 1, 380, 380]]))["input.target_length"] == LONGEST
     # The other side is as --set says.
     assert choose(data(aa=LONG), "input.source_length=32")["input.target_length"] == 32
 

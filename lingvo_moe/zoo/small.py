@@ -54,7 +54,7 @@ class _Small:
                 target_length=FROM_DATA,
                 # Higher ones repeat small pairs hundreds of times, and draw the largest too rarely.
                 temperature=1.5,
-                # The model learns sooner to attend to its source, and to copy any number.
+                # The model attends to its source sooner, and copies numbers digit by digit.
                 modifiers=(Copying(share=0.15), Numbers(share=0.1)),
             ),
             # A rate that falls to 0 lowers the final dev loss most. Three iterations of Muon take

@@ -1,5 +1,6 @@
-"""Numbers that no training text has."""
+"""Random numbers on both sides."""
 
+import collections
 import dataclasses
 import re
 import unicodedata
@@ -12,18 +13,18 @@ from lingvo_moe.nn.special_tokens import UNK
 class Numbers(Modifier):
     """Changes numbers of both sides, so that a model learns to copy any number digit by digit.
 
-    A number that source and target both have becomes a random one of as many digits, in the digits
-    that each side has. Without such a number a random one of 1 to 6 digits is put in front or
-    at the end of both sides.
+    Numbers that source and target have equally often become random ones of as many digits; each
+    side keeps the digits of its script. Without such a number a random one of 1 to 6 digits, 0 to
+    9, is put in front of or behind both sides.
     """
 
     def apply(self, body: Body, context: ModifierContext) -> Body:
         """See Modifier."""
-        texts = [v.decode([ids])[0] for v, ids in zip(context.vocabularies, body, strict=True)]
-        source, target = ({_value(digits) for digits in re.findall(r"\d+", t)} for t in texts)
         if UNK in (*body.source, *body.target):  # its text is lost
             return body
-        if common := sorted(source & target):
+        texts = [v.decode([ids])[0] for v, ids in zip(context.vocabularies, body, strict=True)]
+        source, target = (collections.Counter(map(_value, re.findall(r"\d+", t))) for t in texts)
+        if common := [value for value in source if source[value] == target[value]]:
             new = {value: _drawn(len(value), context.random) for value in common}
             texts = [re.sub(r"\d+", lambda found: _changed(found[0], new), text) for text in texts]
         else:
@@ -39,8 +40,8 @@ def _value(digits):
 
 
 def _drawn(length, random):
-    """A random number of so many digits."""
-    return str(random.randrange(10 ** (length - 1), 10**length))
+    """A random number of so many digits; it may begin with 0, as parts of 1,005 and 10:05 do."""
+    return f"{random.randrange(10**length):0{length}}"
 
 
 def _changed(digits, new):
