@@ -9,6 +9,7 @@ import dataclasses
 
 from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.config.registry import register
+from lingvo_moe.data.modifiers.base import Modifier
 from lingvo_moe.data.modifiers.copying import Copying
 from lingvo_moe.data.modifiers.numbers import Numbers
 from lingvo_moe.data.pipeline import InputParams
@@ -27,6 +28,8 @@ class _Small:
     num_layers = 4, 2  # of encoder and decoder
     model_dim = 192
     num_experts: int | None = None
+    # The model attends to its source sooner, and copies numbers digit by digit.
+    modifiers: tuple[Modifier, ...] = (Copying(share=0.15), Numbers(share=0.1))
     recipe = RecipeParams()
     train = TrainParams(max_steps=FROM_DATA, eval_every=FROM_DATA, checkpoint_every=FROM_DATA)
 
@@ -54,8 +57,7 @@ class _Small:
                 target_length=FROM_DATA,
                 # Higher ones repeat small pairs hundreds of times, and draw the largest too rarely.
                 temperature=1.5,
-                # The model attends to its source sooner, and copies numbers digit by digit.
-                modifiers=(Copying(share=0.15), Numbers(share=0.1)),
+                modifiers=self.modifiers,
             ),
             # A rate that falls to 0 lowers the final dev loss most. Three iterations of Muon take
             # less time than five and learn nearly as much.
@@ -87,6 +89,9 @@ class Narrow(_Small):
 
     num_layers = 2, 2
     model_dim = 128
+    # With Numbers the nine languages have a chrF of 17.9 instead of 18.1 (small.NarrowMoE, one
+    # seed), but 98 % instead of 77 % of added numbers are in the translations.
+    modifiers = (Copying(share=0.15),)
     recipe = RecipeParams(epochs=10.0, most_tokens=16_000_000)
     # The dev loss of small.NarrowMoE rises after 6,078 of 8,100 steps, but chrF++ of dev gains 0.9
     # or more.
