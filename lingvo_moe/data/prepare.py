@@ -16,6 +16,7 @@ from lingvo_moe.config.params import to_fields
 from lingvo_moe.config.plugins import source_files
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
+from lingvo_moe.data.differences import differences
 from lingvo_moe.data.prepare_pair import STAGES, Work, digest_of
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.stages import (
@@ -37,6 +38,7 @@ from lingvo_moe.system.progress import Progress
 
 MAKER = "lingvo-moe-prepare"
 _CURE = f"Give the same corpus and options to go on, or {REPLACE} to start again."
+_LINES = 20  # about differences between the splits
 _BYTES_A_HELPER = 8 << 20  # bytes of corpus per helper; for less, a helper saves no time
 
 _SYNTHETIC = SyntheticCorpus()
@@ -243,6 +245,17 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
             f"warning: targets of dev and test that are also in train: {repeated} of {total}, so "
             f"scores may be too high. --set=held_out_targets=True leaves such lines out of train."
         )
+    lines = [
+        line
+        for pair in work.each_pair()
+        for line in differences(
+            pair.pair.name,
+            {split: pair.sampled_targets(split) for split in pair.pair.files},
+            target.normalize,
+        )
+    ]
+    for line in lines[:_LINES] + [f"and {len(lines) - _LINES} more"] * (len(lines) > _LINES):
+        report(line)
     hashes = {"source": source.sha256, "target": target.sha256}
     both = work.params.tags_on_both_sides
     with new_directory(output, MAKER, overwrite) as partial:

@@ -374,6 +374,13 @@ class PairWork:
         lines = self.block(split, number)
         return [lines[i] for i in np.flatnonzero(self.verdicts(split, number) == KEPT)]
 
+    def sampled_targets(self, split: str) -> list[str]:
+        """Some targets of kept lines, spread over the first and three further blocks."""
+        blocks, most = list(self.blocks(split)), 2000 if split == "train" else 200
+        chosen = blocks[:: -(-len(blocks) // 4) or 1]
+        targets = [line.target for block in chosen for line in self.kept(*block)]
+        return targets[:: -(-len(targets) // most) or 1]
+
     def kept_texts(self, side: int) -> Iterator[tuple[int, Callable[[], list[str]]]]:
         """One side of the kept lines of train: blocks of a `Texts`."""
 
