@@ -61,7 +61,7 @@ def _of_lengths(start, targets):
 
 def _spelling(texts: Iterable[str]) -> dict[int, int]:
     """For str.translate: what texts hardly ever have -> the look-alike that they have most."""
-    counts, table = Counter("".join(texts)), {}
+    counts, table = Counter("".join(texts)), dict[int, int]()
     for group in _LOOK_ALIKES:
         used = {character: counts[character] for character in group}
         best = max(used, key=lambda character: used[character])
