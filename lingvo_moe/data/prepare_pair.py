@@ -28,14 +28,14 @@ from lingvo_moe.system.files import new_file, write_whole
 _BLOCK_LINES, _BLOCK_CHARACTERS = 50_000, 8_000_000
 
 
-def split_into_blocks(lines: Iterable[SentencePair]) -> Iterator[list[SentencePair]]:
-    """Cuts lines into blocks of at most _BLOCK_LINES and about _BLOCK_CHARACTERS."""
+def split_into_blocks(lines: Iterable[SentencePair], most: int) -> Iterator[list[SentencePair]]:
+    """Cuts lines into blocks of at most `most` lines and about _BLOCK_CHARACTERS."""
     block: list[SentencePair] = []
     characters = 0
     for line in lines:
         block.append(line)
         characters += len(line.source) + len(line.target)
-        if len(block) >= _BLOCK_LINES or characters >= _BLOCK_CHARACTERS:
+        if len(block) >= most or characters >= _BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
     if block:
@@ -90,6 +90,8 @@ class Work:
     memory: int  # bytes for sorting in each process
     # file of the corpus -> its `digest_of` before any work
     digests: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    # lines of a block; helpers get the number of the process that starts them
+    lines_a_block: int = dataclasses.field(default_factory=lambda: _BLOCK_LINES)
 
     @property
     def has_pieces(self) -> bool:
@@ -183,7 +185,9 @@ class PairWork:
         """Writes a split in blocks, and their numbers of lines."""
         forward, path, counts = self._forward(split), self.text_path(split), []
         try:
-            for number, lines in enumerate(split_into_blocks(forward.read(split))):
+            for number, lines in enumerate(
+                split_into_blocks(forward.read(split), self.work.lines_a_block)
+            ):
                 text = "".join(f"{line.source}\n{line.target}\n" for line in lines)
                 write_whole(path / f"{number:06}", text)
                 counts.append(len(lines))
