@@ -21,9 +21,8 @@ from lingvo_moe.reporting.figure import COLORS, to_png
 from lingvo_moe.system.files import write_whole
 
 
-def main() -> None:
-    """Writes the table and the picture of the file that is given."""
-    path = Path(sys.argv[1])
+def main(path: Path) -> None:
+    """Writes the table and the picture of a file."""
     runs = json.loads(path.read_text())["runs"]
     table = compare_table(runs)
     print(table.to_text())
@@ -66,4 +65,4 @@ def _by_lines(pairs):
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))
