@@ -139,7 +139,7 @@ results-both: setup
 	  --baseline_set=input.batch_size=8 --baseline_set=small.BilingualNarrow:train.max_steps=600 \
 	  --baseline_set=small.Bilingual:train.max_steps=250
 
-# Runs that experts_200.json has are not made again, so another machine can go on.
+# Goes on from experts_200.json, if there is one: runs that are in it are not repeated.
 EXPERTS = $(RESULTS)/experts
 results-experts: setup  ## experts_200: dense, 32 and 128 experts from English into 200 languages (takes a day; needs CORPORA=DIR)
 	mkdir -p $(EXPERTS)

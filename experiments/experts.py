@@ -33,8 +33,8 @@ def main(path: Path) -> None:
 def draw(runs: list[dict]) -> Figure:
     """Three pictures; a line for each row, the mean of its seeds.
 
-    Dev loss over target tokens and over hours, without those of evaluations; chrF++ of the pairs
-    from most to least training lines, smoothed over ten pairs (GShard, figure 6).
+    Dev loss over target tokens and over hours of training steps; chrF++ of the pairs from most to
+    least training lines, smoothed over ten pairs (GShard, figure 6).
     """
     figure = Figure((15, 4.5), layout="constrained", dpi=110)
     by_tokens, by_hours, by_language = figure.subplots(1, 3)

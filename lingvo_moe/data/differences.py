@@ -7,7 +7,7 @@ from sacrebleu.metrics import CHRF
 
 _LOOK_ALIKES = ("'’‘ʼʻ`´′ꞌ＇", '"“”„«»″＂', "-‐‑–—−")  # each written for one another
 _RARE = 0.05  # of a group's characters
-_MOST_CHRF = 99.0  # a smaller effect is not reported
+_MOST_CHRF = 99.0  # higher scores are not reported
 _RATIO = 1.5  # of mean lengths
 _FEWEST = 10  # lines that say something
 
@@ -17,7 +17,7 @@ def differences(
     targets: Mapping[str, Sequence[str]],
     normalize: Callable[[Sequence[str]], Sequence[str]],
 ) -> list[str]:
-    """Lines about what differs in a pair; of characters with the effect and, for dev, the cure.
+    """Lines about what differs in a pair; for characters also the effect and, for dev, the cure.
 
     Args:
         pair: its name.
@@ -38,8 +38,8 @@ def _of_characters(start, split, train, texts, normalize):
     spelled = [text.translate(table) for text in normal]
     changed = " ".join(sorted({c for text in normal for c in text if ord(c) in table}))
     for perfect, expected, how, cure in (
-        (normal, texts, "in the vocabulary's form", "--target_normalization=identity keeps dev's"),
-        (spelled, normal, f"that writes {changed} as train does", "write them alike"),
+        (normal, texts, "in the vocabulary's form", "--target_normalization=identity keeps it all"),
+        (spelled, normal, f"that writes {changed} as train does", "write it in train as in dev"),
     ):
         score = 100.0
         if list(perfect) != list(expected):
@@ -54,7 +54,7 @@ def _of_characters(start, split, train, texts, normalize):
 def _of_lengths(start, targets):
     means = {s: sum(map(len, texts)) / len(texts) for s, texts in targets.items()}
     if any(not 1 / _RATIO < mean / means["train"] < _RATIO for mean in means.values()):
-        yield f"{start}characters of a target: " + ", ".join(
+        yield f"{start}mean characters of a target: " + ", ".join(
             f"{mean:.0f} in {split}" for split, mean in means.items()
         )
 

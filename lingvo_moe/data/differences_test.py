@@ -23,4 +23,4 @@ def test_text_in_another_form_and_of_another_length():
     (line,) = _of(dev=[unicodedata.normalize("NFD", "à é ì ò ù")] * 10)
     assert "identity" in line
     (line,) = _of(dev=["it’s a line that is long"] * 10)
-    assert line == "es-tar: characters of a target: 12 in train, 24 in dev"
+    assert line == "es-tar: mean characters of a target: 12 in train, 24 in dev"

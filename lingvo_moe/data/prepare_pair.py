@@ -90,7 +90,7 @@ class Work:
     memory: int  # bytes for sorting in each process
     # file of the corpus -> its `digest_of` before any work
     digests: Mapping[Path, str] = dataclasses.field(default_factory=dict)
-    # lines of a block; helpers get the number of the process that starts them
+    # most lines of a block; helper processes get the value of their parent
     lines_a_block: int = dataclasses.field(default_factory=lambda: _BLOCK_LINES)
 
     @property

@@ -14,8 +14,8 @@ class Numbers(Modifier):
     """Changes numbers of both sides, so that a model learns to copy any number digit by digit.
 
     Numbers that source and target have equally often become random ones of as many digits; each
-    side keeps the digits of its script. Without such a number a random one of 1 to 6 digits, 0 to
-    9, is put in front of or behind both sides.
+    side keeps the digits of its script. If there is no such number, a random one of 1 to 6 ASCII
+    digits is added to both sides: in front, behind, or behind in brackets.
     """
 
     def apply(self, body: Body, context: ModifierContext) -> Body:
