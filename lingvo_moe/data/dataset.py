@@ -1,6 +1,7 @@
 """A prepared dataset on disk: dataset.json, vocabularies, shards of records."""
 
 import bisect
+import collections
 import dataclasses
 import difflib
 import functools
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from lingvo_moe.config.fields import check_fields
 from lingvo_moe.data.records import Example, Records
+from lingvo_moe.data.surface import is_decomposed
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.system.files import check_file_name, read_json, write_whole
 from lingvo_moe.system.lines import first_of
@@ -22,6 +24,7 @@ FORMAT = 4
 FILE = "dataset.json"
 SPLITS = ("train", "dev", "test")
 SIDES = ("source", "target")
+_FORM_LINES = 300  # of each pair's dev that show the form of its accents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +147,15 @@ class Dataset:
         """Target language -> the largest length_ratio of its pairs, if it is known."""
         pairs = sorted(self.pairs, key=lambda pair: pair.length_ratio)
         return {pair.target: pair.length_ratio for pair in pairs if pair.length_ratio}
+
+    @property
+    def decomposed(self) -> list[str]:
+        """Target languages with dev text in NFD."""
+        texts: dict[str, list[str]] = collections.defaultdict(list)
+        for pair in self.pairs:
+            dev = self.examples("dev", pair.name, _FORM_LINES)
+            texts[pair.target] += [example.target_text for example in dev]
+        return [language for language, lines in texts.items() if is_decomposed(lines)]
 
     @property
     def expected_ratios(self) -> dict[str, float]:

@@ -1,9 +1,12 @@
 """How the targets of train differ from those of dev and test: characters and lengths."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sacrebleu.metrics import CHRF
+
+from lingvo_moe.data.surface import is_decomposed
 
 _LOOK_ALIKES = ("'’‘ʼʻ`´′ꞌ＇", '"“”„«»″＂', "-‐‑–—−")  # each written for one another
 _RARE = 0.05  # of a group's characters
@@ -22,14 +25,21 @@ def differences(
     Args:
         pair: its name.
         targets: split -> some target texts, train first.
-        normalize: what the vocabulary makes of texts; a model writes nothing else.
+        normalize: what the vocabulary makes of texts. A model writes nothing else, or that in NFD
+            if dev is so.
     """
     enough = {split: texts for split, texts in targets.items() if len(texts) >= _FEWEST}
     if "train" not in enough:
         return []
     found = list(_of_lengths(f"{pair}: ", enough))
+    decomposed = is_decomposed(targets.get("dev", ()))
+
+    def written(texts):
+        normal = normalize(texts)
+        return [unicodedata.normalize("NFD", text) for text in normal] if decomposed else normal
+
     for split in [split for split in ("dev", "test") if split in enough]:
-        found += _of_characters(f"{pair}: ", split, enough["train"], enough[split], normalize)
+        found += _of_characters(f"{pair}: ", split, enough["train"], enough[split], written)
     return found
 
 

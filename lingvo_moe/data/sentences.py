@@ -7,7 +7,7 @@ sentencex it finds ends of sentences by punctuation alone.
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
@@ -144,11 +144,17 @@ def join_parts(translations: Sequence[str], parts: Sequence[Part]) -> str:
     return joined
 
 
-def written(text: str, to: str, parts: Sequence[Part], found: Sequence[str]) -> str:
+def written(
+    text: str,
+    to: str,
+    parts: Sequence[Part],
+    found: Sequence[str],
+    decomposed: Collection[str] = (),
+) -> str:
     """The translation of a text from those of its parts, or a copy of a text without words."""
     if parts:
         found = [as_written(one, part.given, to) for one, part in zip(found, parts, strict=True)]
-        return as_written(join_parts(found, parts), text, to)
+        return as_written(join_parts(found, parts), text, to, decomposed)
     return copy_of(text) if wordless(text) else ""
 
 

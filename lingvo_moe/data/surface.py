@@ -1,4 +1,4 @@
-"""The surface of a line: whether it has words, and capitals.
+"""The surface of a line: whether it has words, capitals, and Unicode's form of its accents.
 
 A line without words is copied. A line in capitals is translated in lower case, and its
 translation is put in capitals. `serving/graph_surface.py` does the same in a graph, so patterns are
@@ -9,6 +9,7 @@ Exported models contain a copy of this file, so it imports only the standard lib
 
 import re
 import unicodedata
+from collections.abc import Collection, Iterable
 
 from lingvo_moe.system.lines import is_blank, one_line
 
@@ -76,10 +77,18 @@ def as_read(text: str, language: str | None = None) -> str:
     return lowered(text, language) if shouted(text) else text
 
 
-def as_written(text: str, source: str, language: str) -> str:
+def as_written(text: str, source: str, language: str, decomposed: Collection[str] = ()) -> str:
     """A model's translation of the line `source` as a user reads it: `raised` if that is in
-    capitals."""
-    return raised(text, language) if shouted(source) else text
+    capitals, and in NFD if its language is `decomposed`."""
+    text = raised(text, language) if shouted(source) else text
+    return unicodedata.normalize("NFD", text) if language in decomposed else text
+
+
+def is_decomposed(texts: Iterable[str]) -> bool:
+    """Whether 90 % of the texts that NFC or NFD changes are in NFD."""
+    apart = [(text, unicodedata.normalize("NFD", text)) for text in texts]
+    differ = [text == nfd for text, nfd in apart if unicodedata.normalize("NFC", text) != nfd]
+    return bool(differ) and sum(differ) >= 0.9 * len(differ)
 
 
 def lowered(text: str, language: str | None = None) -> str:

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from lingvo_moe.data.surface import copy_of, lowered, raised, shouted, wordless
+from lingvo_moe.data.surface import copy_of, is_decomposed, lowered, raised, shouted, wordless
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,10 @@ def test_lower_case(text, language, expected):
 )
 def test_capitals(text, language, expected):
     assert raised(text, language) == expected
+
+
+def test_texts_are_decomposed_if_most_of_those_that_differ_are():
+    texts = ["e\u0301"] * 9 + ["plain"] * 9
+    assert is_decomposed([*texts, "\xe9"])
+    assert not is_decomposed([*texts, "\xe9", "\xe9"])
+    assert not is_decomposed(["plain"])

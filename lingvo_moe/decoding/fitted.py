@@ -1,7 +1,7 @@
-"""Numbers of a search that are fitted to the data of a model, by target language."""
+"""What the data of a model says about its translations, by target language."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 FITTED = ("length_penalty", "length_ratio", "expected_ratio")
@@ -9,7 +9,7 @@ FITTED = ("length_penalty", "length_ratio", "expected_ratio")
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The values of params of a search that are FROM_DATA."""
+    """The values of params of a search that are FROM_DATA, and the form of the text."""
 
     penalty: float = 1.0  # length_penalty of languages without their own
     # target language -> its own length_penalty
@@ -18,6 +18,7 @@ class Fitted:
     ratios: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # target language -> expected_ratio
     expected: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    decomposed: Sequence[str] = ()  # target languages whose translations are in NFD
 
     def numbers(self, language: str | None = None) -> dict[str, Any]:
         """The value of each of FITTED for a language; None for the largest length_ratio of all."""

@@ -160,4 +160,5 @@ class TextTranslator(abc.ABC):
         ]
         # With penalties translation n is that of penalty n.
         merged = merge_hypotheses(rows, parts, None if self.penalties else penalty)
-        return [one._replace(text=as_written(one.text, sentence, to)) for one in merged]
+        form = self.fitted.decomposed
+        return [one._replace(text=as_written(one.text, sentence, to, form)) for one in merged]

@@ -36,7 +36,8 @@ class InMemory:
 
     Attributes:
         about: `languages` and `source_languages`, those that it knows; `pairs`, such as "de-en";
-            and `part_pieces`, texts are split into parts of at most so many pieces.
+            `part_pieces`, texts are split into parts of at most so many pieces; and `decomposed`,
+            the target languages that are written in NFD.
         wanted: the names of the languages that `translate` takes.
     """
 
@@ -189,7 +190,8 @@ def translate(engine, sentences, to="en", source_language=None, batch_tokens=204
             number += 1
             if tokens := left_out(of_one, room):
                 cut[number] = tokens
-            yield written(sentence, to, of_one, [next(results) for _ in of_one])
+            of_parts = [next(results) for _ in of_one]
+            yield written(sentence, to, of_one, of_parts, about["decomposed"])
     if cut:
         print(cut_warning(cut), file=sys.stderr)
 

@@ -54,7 +54,7 @@ class Exported(OneProcess):
         part_pieces: sentences and longer texts are split into parts of at most so many pieces.
         options: names of the options of a request.
         search: the params of the search at export.
-        fitted: numbers of the target languages.
+        fitted: what the model's data says about the target languages.
     """
 
     n_best = MAX_BEAM
@@ -75,7 +75,7 @@ class Exported(OneProcess):
             dict(zip(self.languages, map(float, map(str, about[name].numpy())), strict=True))
             for name in FITTED
         )
-        self.fitted = Fitted(penalties=penalties, ratios=ratios, expected=expected)
+        self.fitted = Fitted(1.0, penalties, ratios, expected, said["decomposed"])
         self.search = from_fields(BeamSearchParams, json.loads(said["search"]), str(path))
         missing = {*_NO_OPTIONS, *(name for name in _TEXTS if name not in said["options"])}
         fields = [field.name for field in dataclasses.fields(BeamSearchParams)]

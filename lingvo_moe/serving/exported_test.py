@@ -37,7 +37,7 @@ def _random(path, *overrides):
     more = ("input.source_length=16", "decoding.n_best=2")
     fitted = [f"decoding.{name}=FROM_DATA" for name in FITTED]
     made = random_logdir(path, [*SMALLEST, *more, *fitted, *overrides])
-    own = Fitted(penalties={"en": 5.0}, ratios={"en": 0.5, "xx": 9.0}, expected={"en": 0.3})
+    own = Fitted(1.0, {"en": 5.0}, {"en": 0.5, "xx": 9.0}, {"en": 0.3}, decomposed=["en"])
     made = dataclasses.replace(made, fitted=own)
     made.save()
     return made
@@ -70,6 +70,16 @@ def test_translations_are_those_of_the_logdir(model_dir, exported):
     assert cut == warnings == []
     best_alone = exported.translate(SENTENCES, "en", warn=cut.append)
     assert [best[0].text for best in got] == [best.text for (best,) in best_alone]
+
+
+def test_translations_have_the_form_of_their_language(exported):
+    lines, prefix = ["kara mi", "KARA MI"], "s\xf2"
+    found = exported.translate(lines, target_prefix=prefix)
+    assert [best[0].text[:3] for best in found] == ["so\u0300", "SO\u0300"]
+    given = tf.constant(lines), tf.constant("en")
+    found = exported.model.translate_with(*given, target_prefix=tf.constant(prefix))
+    best = found["translations"][:, 0].numpy()
+    assert [text.decode()[:3] for text in best] == ["so\u0300", "SO\u0300"]
 
 
 @pytest.mark.parametrize("text", ["\ufffd", "▁"])

@@ -1,5 +1,7 @@
 """`data/surface.py` in a graph, for texts string [B] and languages string []."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from lingvo_moe.data import surface
@@ -60,6 +62,14 @@ def raised(texts: tf.Tensor, language: tf.Tensor) -> tf.Tensor:
     greek = _replace(greek, surface.GREEK_ACCENTS, "")
     is_greek = tf.strings.regex_full_match(language, surface.GREEK)
     return tf_text.normalize_utf8(tf.where(is_greek, greek, texts), "NFC")
+
+
+def decomposed(texts: tf.Tensor, language: tf.Tensor, languages: Sequence[str]) -> tf.Tensor:
+    """string […], of any shape: in NFD if the language is one of these."""
+    import tensorflow_text as tf_text
+
+    chosen = tf.reduce_any(language == tf.constant(languages))
+    return tf.where(chosen, tf_text.normalize_utf8(texts, "NFD"), texts)
 
 
 def _upper(texts, dotted):

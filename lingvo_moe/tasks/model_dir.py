@@ -112,7 +112,7 @@ class ModelDir:
             data,
             plugins_of(params),
             seen_pairs=tuple(dict.fromkeys(seen)),
-            fitted=Fitted(ratios=dataset.length_ratios),
+            fitted=Fitted(ratios=dataset.length_ratios, decomposed=dataset.decomposed),
             chosen=chosen,
         )
         made._check_vocabularies()

@@ -85,6 +85,7 @@ def _about(model_dir):
         "source_languages": model_dir.source_languages,
         "pairs": model_dir.translated_pairs,
         "part_pieces": part_pieces(model_dir.params),
+        "decomposed": model_dir.fitted.decomposed,
         "tags": {name: read.pieces([model_dir.tags[name]])[0] for name in searches},
         "no_words": written.pieces([PAD, BOS]),
         **{name: getattr(decoding, name) for name in _CARRIED_OUT},

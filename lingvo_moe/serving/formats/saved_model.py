@@ -137,6 +137,7 @@ class ServedModel(tf.Module):
             "pairs": tf.constant(model_dir.translated_pairs, tf.string),
             "max_pieces": tf.constant(self._max_pieces),
             "part_pieces": tf.constant(part_pieces(model_dir.params)),
+            "decomposed": tf.constant(model_dir.fitted.decomposed, tf.string),
             "options": self._options,
             "search": tf.constant(json.dumps(to_fields(model_dir.params.decoding))),
             **self._fitted,
@@ -223,6 +224,8 @@ class ServedModel(tf.Module):
         texts = tf.reshape(surface.one_line(texts), [-1, n_best])
         raised = surface.raised(texts, languages["target_language"])
         texts = tf.where(surface.shouted(sentences)[:, None], raised, texts)
+        if decomposed := self._model_dir.fitted.decomposed:
+            texts = surface.decomposed(texts, languages["target_language"], decomposed)
         wordless, copies = surface.wordless(sentences), surface.copies_of(sentences)
         return {
             "translations": tf.where(wordless[:, None], copies[:, None], texts),
