@@ -1,6 +1,7 @@
 """Muon: updates of matrices whose singular values are all about equal."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import tensorflow as tf
@@ -16,6 +17,9 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 # A matrix with a smaller root mean square is scaled to less than 1 instead, down to 0. Squares of
 # much smaller numbers would be 0 in float32, and the norm with them.
 _SMALLEST_RMS = 1e-15
+# A side is short if the other one has more than this times its length: then there is less to
+# multiply.
+_SHORT = 1.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,18 +85,35 @@ class Muon(Adafactor):
 def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
     """Moves the singular values of matrices towards 1, by Newton-Schulz iterations.
 
+    An iteration is x -> p(x·xᵀ)·x. Polynomials of one matrix commute, so if a side is short, all
+    are computed from the first x·xᵀ, and their product multiplies x once.
+
     Args:
         matrices: [..., R, C].
-        iterations: number of iterations; each has three products of matrices.
+        iterations: number of iterations.
 
     Returns [..., R, C]; a zero matrix stays zero.
     """
     rows, columns = matrices.shape[-2:]
+    is_high, short = rows > columns, min(rows, columns)
     norms = tf.sqrt(tf.reduce_sum(tf.square(matrices), [-2, -1], keepdims=True))
     x = matrices / tf.maximum(norms, _SMALLEST_RMS * (rows * columns) ** 0.5)
+
+    def inner_product():
+        return tf.matmul(x, x, transpose_a=is_high, transpose_b=not is_high)
+
+    def polynomial(inner):
+        return _A * tf.eye(short) + _B * inner + _C * tf.matmul(inner, inner)
+
+    def times(factor):
+        return tf.matmul(x, factor) if is_high else tf.matmul(factor, x)
+
+    if max(rows, columns) <= _SHORT * short:
+        for _ in range(iterations):
+            x = times(polynomial(inner_product()))
+        return x
+    inner, factors = inner_product(), []
     for _ in range(iterations):
-        # The product of the shorter side, x·xᵀ or xᵀ·x, is cheaper.
-        inner = tf.matmul(x, x, transpose_a=rows > columns, transpose_b=rows <= columns)
-        change = _B * inner + _C * tf.matmul(inner, inner)
-        x = _A * x + (tf.matmul(x, change) if rows > columns else tf.matmul(change, x))
-    return x
+        factors.append(polynomial(inner))
+        inner = tf.matmul(inner, tf.matmul(factors[-1], factors[-1]))
+    return times(functools.reduce(tf.matmul, factors))
