@@ -139,19 +139,11 @@ results-both: setup
 	  --baseline_set=input.batch_size=8 --baseline_set=small.BilingualNarrow:train.max_steps=600 \
 	  --baseline_set=small.Bilingual:train.max_steps=250
 
-# Goes on from experts_200.json, if there is one: runs that are in it are not repeated.
 EXPERTS = $(RESULTS)/experts
-results-experts: setup  ## experts_200: dense, 32 and 128 experts from English into 200 languages (takes a day; needs CORPORA=DIR)
-	mkdir -p $(EXPERTS)
+results-experts: setup  ## experts_*: dense, 32 and 128 experts from English into 200 languages (takes a day; needs CORPORA=DIR)
 	test -d $(EXPERTS)/data || $(BIN)/lingvo-moe-prepare --corpus=$(CORPORA)/english_200 --output=$(EXPERTS)/data --joint_vocab
-	cp --update experiments/results/experts_200.json $(EXPERTS)/compare.json || true
-	$(BIN)/lingvo-moe-compare --data=$(EXPERTS)/data --output=$(EXPERTS) --split=test --seed=1 --seed=2 --seed=3 \
-	  --set=activation_dtype=bfloat16 --set=recipe.batch_tokens=8192 --set=train.max_steps=3600 --set="input.modifiers=()" \
-	  --set="train.best_by=DevLoss()" --set=train.dev_bleu_sentences=0 \
-	  --row="dense: small.Narrow; model.hidden_dim=768" --row="32 experts: small.Narrow; model.moe=MoEParams(num_experts=32)" \
-	  --row="128 experts: small.Narrow; model.moe=MoEParams(num_experts=128)"
-	cp $(EXPERTS)/compare.json experiments/results/experts_200.json
-	$(BIN)/python -m experiments.experts experiments/results/experts_200.json
+	$(BIN)/python -m experiments.experts width --data=$(EXPERTS)/data --runs=$(EXPERTS)/runs --seeds=1,2,3 \
+	  --rows="dense,32 experts,128 experts"
 
 clean:  ## remove all generated files, also .venv
 	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info

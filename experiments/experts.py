@@ -1,54 +1,169 @@
-"""Draws the runs of lingvo-moe-compare: loss over time, and chrF++ over languages.
+"""More experts, better translations: models from English into 200 languages (GShard, figures 1, 6).
 
-python -m experiments.experts experiments/results/experts_200.json
+python -m experiments.experts width --data=DATA --runs=build/results/experts [--seeds=1,2,3]
+python -m experiments.experts width  # only the table and the picture, of the finished runs
 
-The file is a compare.json under another name. Writes a table and a picture beside it, with the same
-name and the endings .csv and .png.
+DATA was made with `lingvo-moe-prepare --joint_vocab`. After each run its results are in
+experiments/results/experts_200.json, and experts_STUDY.csv and .png beside it are drawn again. The
+same command goes on; runs in the file are not repeated. Processes with other --rows or --seeds may
+share RUNS.
 """
 
+import argparse
 import itertools
 import json
-import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.tables import write_csv
+from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.plot import moving_average
-from lingvo_moe.jobs.compare import compare_table
+from lingvo_moe.jobs.compare import FILE, Setting, compare, compare_table
 from lingvo_moe.reporting.figure import COLORS, to_png
-from lingvo_moe.system.files import write_whole
+from lingvo_moe.reporting.table import Table
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.system.files import read_json, write_whole
+
+RESULTS = Path(__file__).parent / "results"
+RUNS = RESULTS / "experts_200.json"
+COMMON = (
+    "activation_dtype=bfloat16",
+    "recipe.batch_tokens=8192",
+    "train.max_steps=3600",  # of 8,510 target tokens
+    "input.modifiers=()",
+    "train.best_by=DevLoss()",
+    "train.dev_bleu_sentences=0",
+)
+LEVELS = 4.5, 4.2, 3.9  # dev losses, nats per target token
 
 
-def main(path: Path) -> None:
-    """Writes the table and the picture of a file."""
-    runs = json.loads(path.read_text())["runs"]
-    table = compare_table(runs)
+def _experts(number, *fields):
+    return f"small.Narrow; model.moe=MoEParams({','.join([f'num_experts={number}', *fields])})"
+
+
+def _dense(layers=2):
+    """With the FLOPs of a token in the models with experts: two of them, in every second layer."""
+    depth = f"; model.num_encoder_layers={layers}; model.num_decoder_layers={layers}"
+    return "small.Narrow; model.hidden_dim=768" + depth * (layers != 2)
+
+
+_DENSE, _32 = {"dense": _dense()}, {"32 experts": _experts(32)}
+STUDIES: Mapping[str, Mapping[str, str]] = {  # study -> row -> model and params
+    "width": _DENSE
+    | {f"{number} experts": _experts(number) for number in (8, 32, 128, 512)}
+    | {
+        "8 of 128 small experts": _experts(
+            128,
+            "expert=ExpertParams(hidden_dim=128)",
+            "gating=TopK(k=8)",
+            "training=Gather(capacity_factor=8.0)",
+        )
+    },
+    "depth": _DENSE
+    | _32
+    | {f"dense, {n} + {n} layers": _dense(n) for n in (4, 6, 15)}  # 15: the weights of 32 experts
+    | {
+        f"32 experts, {n} + {n} layers": f"{_experts(32)}; model.num_encoder_layers={n}; "
+        f"model.num_decoder_layers={n}"
+        for n in (4, 6)
+    },
+    "routing": _32
+    | {
+        "capacity 1": _experts(32, "training=Gather(capacity_factor=1.0)"),
+        "capacity 1.25": _experts(32, "training=Gather(capacity_factor=1.25)"),
+        "dropless": _experts(32, "training=Dropless()"),
+        "top-1 of twice the size": _experts(
+            32, "gating=Switch()", "expert=ExpertParams(hidden_dim=1024)"
+        ),
+        "loss-free": _experts(32, "gating=TopK(scores=Sigmoid(),bias=LossFree())"),
+        "by target language": _experts(32, "router=ByTask(task='target',num_tasks=256)"),
+        "temperature 1": f"{_experts(32)}; input.temperature=1.0",
+        "temperature 5": f"{_experts(32)}; input.temperature=5.0",
+    },
+}
+
+
+def main() -> None:
+    """Makes the missing runs of a study, and writes its table and picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--data", type=Path, help="made by lingvo-moe-prepare")
+    parser.add_argument("--runs", type=Path, help="directory of logdirs")
+    parser.add_argument("--seeds", default="1", help="numbers, separated by commas")
+    parser.add_argument("--rows", help="names, separated by commas; by default all")
+    args = parser.parse_args()
+    study = STUDIES[args.study]
+    if args.data:
+        rows, seeds = (args.rows or ",".join(study)).split(","), args.seeds.split(",")
+        for seed, row in itertools.product(map(int, seeds), rows):
+            _save(args.runs / FILE, [*_saved(args.runs / FILE), *_saved(RUNS)])
+            settings, data = [Setting.parse(f"{row}: {study[row]}")], Dataset.load(args.data)
+            made = compare(settings, data, args.runs, [seed], COMMON, Local, print, split="test")
+            _save(RUNS, [*_saved(RUNS), *made])
+            write(study, RESULTS / f"experts_{args.study}")
+    write(study, RESULTS / f"experts_{args.study}")
+
+
+def _saved(path: Path) -> list[dict[str, Any]]:
+    return read_json(path)["runs"] if path.exists() else []
+
+
+def _save(path: Path, runs: Iterable[dict[str, Any]]) -> None:
+    """Writes runs; the last one of a row and seed."""
+    found = {(run["row"], run["seed"]): run for run in runs}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps({"runs": list(found.values())}, indent=1) + "\n")
+
+
+def write(study: Iterable[str], path: Path) -> None:
+    """Writes path.csv and path.png from the finished runs of the rows of a study."""
+    by_row = {row: [run for run in _saved(RUNS) if run["row"] == row] for row in study}
+    rows = {row: runs for row, runs in by_row.items() if runs}
+    table = compare_table([run for runs in rows.values() for run in runs])
+    columns = [f"M tokens to {level}" for level in LEVELS]
+    cells = [[_millions(runs, level) for level in LEVELS] for runs in rows.values()]
+    table = Table(
+        [*table.columns, *columns], [[*a, *b] for a, b in zip(table.rows, cells, strict=True)]
+    )
     print(table.to_text())
     write_csv(path.with_suffix(".csv"), table)
-    write_whole(path.with_suffix(".png"), to_png(draw(runs)))
+    write_whole(path.with_suffix(".png"), to_png(draw(rows)))
 
 
-def draw(runs: list[dict]) -> Figure:
-    """Three pictures; a line for each row, the mean of its seeds.
+def _curve(runs):
+    """Means over seeds: target tokens in millions, dev losses, and hours of training steps."""
+    steps, losses = np.mean([run["curve"] for run in runs], axis=0).T
+    tokens = np.mean([run["target_tokens"] for run in runs]) / steps[-1]
+    seconds = np.mean([run["step_seconds"] for run in runs])
+    return steps * tokens / 1e6, losses, steps * seconds / 3600
+
+
+def _millions(runs, level):
+    """Target tokens in millions until the dev loss is at a level; "" if it is never."""
+    tokens, losses, _ = _curve(runs)
+    if min(losses) > level:
+        return ""
+    return f"{np.interp(-level, -losses, tokens):.1f}"
+
+
+def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Three pictures; a line for each row, the mean of its runs, which differ in the seed.
 
     Dev loss over target tokens and over hours of training steps; chrF++ of the pairs from most to
     least training lines, smoothed over ten pairs (GShard, figure 6).
     """
     figure = Figure((15, 4.5), layout="constrained", dpi=110)
     by_tokens, by_hours, by_language = figure.subplots(1, 3)
-    rows = itertools.groupby(sorted(runs, key=lambda run: run["row"]), lambda run: run["row"])
-    for (name, of_row), color in zip(rows, itertools.cycle(COLORS), strict=False):
-        seeds = list(of_row)
-        steps, losses = np.mean([run["curve"] for run in seeds], axis=0).T
-        tokens = np.mean([run["target_tokens"] for run in seeds]) / steps[-1]
-        seconds = np.mean([run["step_seconds"] for run in seeds])
-        by_tokens.plot(steps * tokens / 1e6, losses, "o-", color=color, label=name, markersize=3)
-        by_hours.plot(steps * seconds / 3600, losses, "o-", color=color, label=name, markersize=3)
-        scores = [_by_lines(run["pairs"]) for run in seeds if "pairs" in run]
-        if scores:
-            by_language.plot(moving_average(np.mean(scores, axis=0)), color=color, label=name)
+    for (name, runs), color in zip(rows.items(), itertools.cycle(COLORS), strict=False):
+        tokens, losses, hours = _curve(runs)
+        by_tokens.plot(tokens, losses, "o-", color=color, label=name, markersize=3)
+        by_hours.plot(hours, losses, "o-", color=color, label=name, markersize=3)
+        scores = np.mean([_by_lines(run["pairs"]) for run in runs], axis=0)
+        by_language.plot(moving_average(scores), color=color, label=name)
     by_tokens.set(xlabel="target tokens, millions", ylabel="dev loss, nats per token")
     by_hours.set(xlabel="hours of steps", ylabel="dev loss, nats per token")
     by_language.set(xlabel="languages, from most to least training lines", ylabel="chrF++")
@@ -65,4 +180,4 @@ def _by_lines(pairs):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -1,6 +1,11 @@
 import json
 
+import pytest
+
 from experiments import experts
+from lingvo_moe.nn.layer import count_weights
+from lingvo_moe.tasks.recipe import registered
+from lingvo_moe.tasks.translation import TranslationTask
 
 
 def _run(row, seed):
@@ -10,16 +15,30 @@ def _run(row, seed):
     return made | {"target_tokens": 2_000_000, "step_seconds": 1.8, "pairs": pairs}
 
 
-def test_table_and_picture(tmp_path):
-    runs = [_run("dense", 1), _run("experts", 1), _run("experts", 2)]
-    axes = experts.draw(runs).axes
-    assert [[line.get_label() for line in one.lines] for one in axes] == [["dense", "experts"]] * 3
-    tokens, hours, chrf = (one.lines[1].get_xydata().tolist() for one in axes)
+def test_table_and_picture(tmp_path, monkeypatch):
+    runs = [_run("32 experts", 1), _run("32 experts", 2), _run("dense", 1), _run("other", 1)]
+    monkeypatch.setattr(experts, "RUNS", tmp_path / "runs.json")
+    experts.RUNS.write_text(json.dumps({"runs": runs}))
+    experts.write(experts.STUDIES["width"], tmp_path / "width")
+    _, *rows = (tmp_path / "width.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["dense", "32 experts"]  # in the study's order
+    assert rows[1].endswith(",1.2,1.3,1.4")  # from 5 to a mean of 2.25 between 1M and 2M tokens
+    assert (tmp_path / "width.png").read_bytes().startswith(b"\x89PNG")
+    axes = experts.draw({"32 experts": runs[:2]}).axes
+    tokens, hours, chrf = (one.lines[0].get_xydata().tolist() for one in axes)
     assert tokens == [[1, 5.0], [2, 2.25]]  # means of both seeds
     assert hours == [[0.005, 5.0], [0.01, 2.25]]
     assert [score for _, score in chrf] == [14.25, 14.25]
-    path = tmp_path / "runs.json"
-    path.write_text(json.dumps({"runs": runs}))
-    experts.main(path)
-    assert "dense" in path.with_suffix(".csv").read_text()
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("study", experts.STUDIES)
+def test_rows(study):
+    """All params exist, and models that are compared have equal FLOPs or equal weights."""
+    weights = {}
+    for row, text in experts.STUDIES[study].items():
+        model, *texts = text.split("; ")
+        sizes = [f"{side}_vocab_size=16000" for side in ("source", "target")]
+        task = TranslationTask(registered(model, [*experts.COMMON, *texts, *sizes]))
+        weights[row] = count_weights(task.weights()) / 1e6
+    if study == "depth":
+        assert weights["dense, 15 + 15 layers"] == pytest.approx(weights["32 experts"], rel=0.05)
