@@ -2,11 +2,12 @@
 
 python -m experiments.experts width --data=DATA --runs=build/results/experts [--seeds=1,2,3]
 python -m experiments.experts width  # only the table and the picture, of the finished runs
+python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
 DATA was made with `lingvo-moe-prepare --joint_vocab`. After each run its results are in
 experiments/results/experts_200.json, and experts_STUDY.csv and .png beside it are drawn again. The
 same command goes on; runs in the file are not repeated. Processes with other --rows or --seeds may
-share RUNS.
+share RUNS. Baselines are trained for 40 languages, evenly over the numbers of their lines.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.tables import write_csv
+from lingvo_moe.api import train_baselines
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.plot import moving_average
 from lingvo_moe.jobs.compare import FILE, Setting, compare, compare_table
@@ -29,7 +31,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.system.files import read_json, write_whole
 
 RESULTS = Path(__file__).parent / "results"
-RUNS = RESULTS / "experts_200.json"
+RUNS, BASELINES = RESULTS / "experts_200.json", RESULTS / "experts_200_baselines.json"
 COMMON = (
     "activation_dtype=bfloat16",
     "recipe.batch_tokens=8192",
@@ -39,6 +41,8 @@ COMMON = (
     "train.dev_bleu_sentences=0",
 )
 LEVELS = 4.5, 4.2, 3.9  # dev losses, nats per target token
+_BILINGUAL = "small.BilingualNarrow", "small.Bilingual"
+_NUMBER = 40  # of pairs with baselines
 
 
 def _experts(number, *fields):
@@ -90,12 +94,15 @@ STUDIES: Mapping[str, Mapping[str, str]] = {  # study -> row -> model and params
 def main() -> None:
     """Makes the missing runs of a study, and writes its table and picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("study", choices=[*STUDIES, "baselines"])
     parser.add_argument("--data", type=Path, help="made by lingvo-moe-prepare")
     parser.add_argument("--runs", type=Path, help="directory of logdirs")
     parser.add_argument("--seeds", default="1", help="numbers, separated by commas")
     parser.add_argument("--rows", help="names, separated by commas; by default all")
     args = parser.parse_args()
+    if args.study == "baselines":
+        _make_baselines(args.data, args.runs / "baselines")
+        return
     study = STUDIES[args.study]
     if args.data:
         rows, seeds = (args.rows or ",".join(study)).split(","), args.seeds.split(",")
@@ -106,6 +113,23 @@ def main() -> None:
             _save(RUNS, [*_saved(RUNS), *made])
             write(study, RESULTS / f"experts_{args.study}")
     write(study, RESULTS / f"experts_{args.study}")
+
+
+def _make_baselines(data: Path, output: Path) -> None:
+    """Trains them, and writes BASELINES: pair -> [train lines, BLEU, chrF++]."""
+    by_lines = sorted(Dataset.load(data).pairs, key=lambda pair: -pair.examples.get("train", 0))
+    pairs = [by_lines[i * len(by_lines) // _NUMBER].name for i in range(_NUMBER)]
+    found = train_baselines(
+        _BILINGUAL,
+        data,
+        output,
+        pairs=pairs,
+        own_vocabulary=True,
+        set=[COMMON[0]],
+        report=print,
+    )
+    scores = {one.pair: [one.train_examples, one.bleu, one.chrf] for one in found.pairs}
+    write_whole(BASELINES, json.dumps(scores, indent=1) + "\n")
 
 
 def _saved(path: Path) -> list[dict[str, Any]]:
@@ -131,7 +155,8 @@ def write(study: Iterable[str], path: Path) -> None:
     )
     print(table.to_text())
     write_csv(path.with_suffix(".csv"), table)
-    write_whole(path.with_suffix(".png"), to_png(draw(rows)))
+    bilingual = read_json(BASELINES) if BASELINES.exists() else {}
+    write_whole(path.with_suffix(".png"), to_png(draw(rows, bilingual)))
 
 
 def _curve(runs):
@@ -150,11 +175,14 @@ def _millions(runs, level):
     return f"{np.interp(-level, -losses, tokens):.1f}"
 
 
-def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+def draw(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], bilingual: Mapping[str, Sequence[float]]
+) -> Figure:
     """Three pictures; a line for each row, the mean of its runs, which differ in the seed.
 
     Dev loss over target tokens and over hours of training steps; chrF++ of the pairs from most to
-    least training lines, smoothed over ten pairs (GShard, figure 6).
+    least training lines, smoothed over ten pairs (GShard, figure 6). With baselines, such as those
+    in BASELINES, it is the difference to them, for the pairs that have one.
     """
     figure = Figure((15, 4.5), layout="constrained", dpi=110)
     by_tokens, by_hours, by_language = figure.subplots(1, 3)
@@ -162,21 +190,22 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         tokens, losses, hours = _curve(runs)
         by_tokens.plot(tokens, losses, "o-", color=color, label=name, markersize=3)
         by_hours.plot(hours, losses, "o-", color=color, label=name, markersize=3)
-        scores = np.mean([_by_lines(run["pairs"]) for run in runs], axis=0)
+        scores = np.mean([_by_lines(run["pairs"], bilingual) for run in runs], axis=0)
         by_language.plot(moving_average(scores), color=color, label=name)
+    score = "ΔchrF++ against bilingual models" if bilingual else "chrF++"
     by_tokens.set(xlabel="target tokens, millions", ylabel="dev loss, nats per token")
     by_hours.set(xlabel="hours of steps", ylabel="dev loss, nats per token")
-    by_language.set(xlabel="languages, from most to least training lines", ylabel="chrF++")
+    by_language.set(xlabel="languages, from most to least training lines", ylabel=score)
     for axes in (by_tokens, by_hours, by_language):
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     return figure
 
 
-def _by_lines(pairs):
-    """The chrF++ of the pairs, from most to least training lines."""
-    order = sorted(pairs, key=lambda pair: (-pairs[pair][0], pair))
-    return [pairs[pair][2] for pair in order]
+def _by_lines(pairs, bilingual):
+    """The chrF++ of the pairs, or its difference, from most to least training lines."""
+    order = sorted(bilingual or pairs, key=lambda pair: (-pairs[pair][0], pair))
+    return [pairs[pair][2] - (bilingual[pair][2] if bilingual else 0.0) for pair in order]
 
 
 if __name__ == "__main__":
