@@ -151,7 +151,8 @@ def written(
     found: Sequence[str],
     decomposed: Collection[str] = (),
 ) -> str:
-    """The translation of a text from those of its parts, or a copy of a text without words."""
+    """The translation of a text from those of its parts, or a copy of a text without words;
+    `decomposed` has the languages that are written in NFD."""
     if parts:
         found = [as_written(one, part.given, to) for one, part in zip(found, parts, strict=True)]
         return as_written(join_parts(found, parts), text, to, decomposed)

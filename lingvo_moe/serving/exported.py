@@ -75,7 +75,9 @@ class Exported(OneProcess):
             dict(zip(self.languages, map(float, map(str, about[name].numpy())), strict=True))
             for name in FITTED
         )
-        self.fitted = Fitted(1.0, penalties, ratios, expected, said["decomposed"])
+        self.fitted = Fitted(
+            penalties=penalties, ratios=ratios, expected=expected, decomposed=said["decomposed"]
+        )
         self.search = from_fields(BeamSearchParams, json.loads(said["search"]), str(path))
         missing = {*_NO_OPTIONS, *(name for name in _TEXTS if name not in said["options"])}
         fields = [field.name for field in dataclasses.fields(BeamSearchParams)]
