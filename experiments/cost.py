@@ -1,11 +1,11 @@
-"""What a training step costs as experts grow at equal tokens (GShard, figures 7 to 9).
+"""What a training step costs as the number of experts grows (GShard, figures 7 to 9).
 
 python -m experiments.cost experiments/results/experts_cost.csv [--rounds=5]
 
-The models of experts_200 in bfloat16, with full rows of random tokens. Processor time of a step on
-one device, with Muon and without an optimizer, in turns; and from the program that XLA compiles for
-eight devices, each with an eighth of the experts: the bytes that a device sends and receives, and
-its memory.
+Models like those of experts_200 in bfloat16, with full rows of random tokens. Processor time of a
+step on one device, with Muon and without an optimizer, in turns; and from the program that XLA
+compiles for eight devices, each with an eighth of the experts: the size of the tensors that a
+device exchanges, and its memory.
 """
 
 import argparse
@@ -44,7 +44,7 @@ COMMON = (
 )
 KINDS = ("all-to-all", "all-reduce", "all-gather")
 COLUMNS = (
-    *("", "weights, M", "ms", "ms / first", "ms without Muon", "without Muon / first"),
+    *("", "weights, M", "ms", "ms / dense", "ms without Muon", "without Muon / dense"),
     *(f"{kind}, MB" for kind in KINDS),
     *("other, MB", "state, MB", "temporary, MB"),
 )
@@ -76,8 +76,8 @@ def main() -> None:
         times = _milliseconds(task, args.rounds)
         first = first or times
         ratios = [f"{ms / base:.2f}" for ms, base in zip(times, first, strict=True)]
-        (full, alone), (over, alone_over) = map("{:.0f}".format, times), ratios
-        rows.append([name, weights, full, over, alone, alone_over, *_on_eight_devices(task)])
+        pairs = [f"{times[0]:.0f}", ratios[0], f"{times[1]:.0f}", ratios[1]]
+        rows.append([name, weights, *pairs, *_on_eight_devices(task)])
         print(rows[-1], flush=True)
     write_csv(args.output, Table(COLUMNS, rows))
 

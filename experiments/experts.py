@@ -4,10 +4,11 @@ python -m experiments.experts width --data=DATA --runs=build/results/experts [--
 python -m experiments.experts width  # only the table and the picture, of the finished runs
 python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
-DATA was made with `lingvo-moe-prepare --joint_vocab`. After each run its results are in
-experiments/results/experts_200.json, and experts_STUDY.csv and .png beside it are drawn again. The
-same command goes on; runs in the file are not repeated. Processes with other --rows or --seeds may
-share RUNS. Baselines are trained for 40 languages, evenly over the numbers of their lines.
+DATA was made with `lingvo-moe-prepare --joint_vocab`. After each run of a study (width, depth or
+routing) experiments/results/experts_200.json has its results, and experts_STUDY.csv and .png beside
+it are written again. The same command makes only what is missing; processes with other --rows or
+--seeds may share --runs. Baselines are of 40 languages, at even distances in the order of their
+train lines; a study that is drawn later shows the gain over them.
 """
 
 import argparse
@@ -35,7 +36,7 @@ RUNS, BASELINES = RESULTS / "experts_200.json", RESULTS / "experts_200_baselines
 COMMON = (
     "activation_dtype=bfloat16",
     "recipe.batch_tokens=8192",
-    "train.max_steps=3600",  # of 8,510 target tokens
+    "train.max_steps=3600",  # of 8,240 target tokens
     "input.modifiers=()",
     "train.best_by=DevLoss()",
     "train.dev_bleu_sentences=0",
@@ -50,7 +51,7 @@ def _experts(number, *fields):
 
 
 def _dense(layers=2):
-    """With the FLOPs of a token in the models with experts: two of them, in every second layer."""
+    """With the FLOPs of a token of a model with two experts a token in every second layer."""
     depth = f"; model.num_encoder_layers={layers}; model.num_decoder_layers={layers}"
     return "small.Narrow; model.hidden_dim=768" + depth * (layers != 2)
 
@@ -69,9 +70,9 @@ STUDIES: Mapping[str, Mapping[str, str]] = {  # study -> row -> model and params
     },
     "depth": _DENSE
     | _32
-    | {f"dense, {n} + {n} layers": _dense(n) for n in (4, 6, 15)}  # 15: the weights of 32 experts
+    | {f"dense {n} + {n} layers": _dense(n) for n in (4, 6, 15)}  # 15: the weights of 32 experts
     | {
-        f"32 experts, {n} + {n} layers": f"{_experts(32)}; model.num_encoder_layers={n}; "
+        f"32 experts {n} + {n} layers": f"{_experts(32)}; model.num_encoder_layers={n}; "
         f"model.num_decoder_layers={n}"
         for n in (4, 6)
     },
@@ -81,7 +82,10 @@ STUDIES: Mapping[str, Mapping[str, str]] = {  # study -> row -> model and params
         "capacity 1.25": _experts(32, "training=Gather(capacity_factor=1.25)"),
         "dropless": _experts(32, "training=Dropless()"),
         "top-1 of twice the size": _experts(
-            32, "gating=Switch()", "expert=ExpertParams(hidden_dim=1024)"
+            32,
+            "gating=Switch()",
+            "expert=ExpertParams(hidden_dim=1024)",
+            "training=Gather(capacity_factor=1.0)",
         ),
         "loss-free": _experts(32, "gating=TopK(scores=Sigmoid(),bias=LossFree())"),
         "by target language": _experts(32, "router=ByTask(task='target',num_tasks=256)"),
@@ -100,6 +104,8 @@ def main() -> None:
     parser.add_argument("--seeds", default="1", help="numbers, separated by commas")
     parser.add_argument("--rows", help="names, separated by commas; by default all")
     args = parser.parse_args()
+    if bool(args.data) != bool(args.runs) or (args.study == "baselines" and not args.data):
+        parser.error("give --data and --runs")
     if args.study == "baselines":
         _make_baselines(args.data, args.runs / "baselines")
         return
@@ -112,7 +118,8 @@ def main() -> None:
             made = compare(settings, data, args.runs, [seed], COMMON, Local, print, split="test")
             _save(RUNS, [*_saved(RUNS), *made])
             write(study, RESULTS / f"experts_{args.study}")
-    write(study, RESULTS / f"experts_{args.study}")
+    else:
+        write(study, RESULTS / f"experts_{args.study}")
 
 
 def _make_baselines(data: Path, output: Path) -> None:
@@ -125,7 +132,7 @@ def _make_baselines(data: Path, output: Path) -> None:
         output,
         pairs=pairs,
         own_vocabulary=True,
-        set=[COMMON[0]],
+        set=["activation_dtype=bfloat16"],
         report=print,
     )
     scores = {one.pair: [one.train_examples, one.bleu, one.chrf] for one in found.pairs}
@@ -172,7 +179,7 @@ def _millions(runs, level):
     tokens, losses, _ = _curve(runs)
     if min(losses) > level:
         return ""
-    return f"{np.interp(-level, -losses, tokens):.1f}"
+    return f"{np.interp(-level, -np.minimum.accumulate(losses), tokens):.1f}"
 
 
 def draw(

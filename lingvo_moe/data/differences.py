@@ -1,12 +1,9 @@
 """How the targets of train differ from those of dev and test: characters and lengths."""
 
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sacrebleu.metrics import CHRF
-
-from lingvo_moe.data.surface import is_decomposed
 
 _LOOK_ALIKES = ("'’‘ʼʻ`´′ꞌ＇", '"“”„«»″＂', "-‐‑–—−")  # each written for one another
 _RARE = 0.05  # of a group's characters
@@ -18,38 +15,32 @@ _FEWEST = 10  # lines that say something
 def differences(
     pair: str,
     targets: Mapping[str, Sequence[str]],
-    normalize: Callable[[Sequence[str]], Sequence[str]],
+    written: Callable[[Sequence[str]], Sequence[str]],
 ) -> list[str]:
     """Lines about what differs in a pair; for characters also the effect and, for dev, the cure.
 
     Args:
         pair: its name.
         targets: split -> some target texts, train first.
-        normalize: what the vocabulary makes of texts. A model writes nothing else, or that in NFD
-            if dev is so.
+        written: texts -> those that a model writes instead, with its vocabulary and its form of
+            accents.
     """
     enough = {split: texts for split, texts in targets.items() if len(texts) >= _FEWEST}
     if "train" not in enough:
         return []
     found = list(_of_lengths(f"{pair}: ", enough))
-    decomposed = is_decomposed(targets.get("dev", ()))
-
-    def written(texts):
-        normal = normalize(texts)
-        return [unicodedata.normalize("NFD", text) for text in normal] if decomposed else normal
-
     for split in [split for split in ("dev", "test") if split in enough]:
         found += _of_characters(f"{pair}: ", split, enough["train"], enough[split], written)
     return found
 
 
-def _of_characters(start, split, train, texts, normalize):
-    normal, table = normalize(texts), _spelling(train)
+def _of_characters(start, split, train, texts, written):
+    normal, table = written(texts), _spelling(train)
     spelled = [text.translate(table) for text in normal]
     changed = " ".join(sorted({c for text in normal for c in text if ord(c) in table}))
     for perfect, expected, how, cure in (
-        (normal, texts, "in the vocabulary's form", "--target_normalization=identity keeps it all"),
-        (spelled, normal, f"that writes {changed} as train does", "write it in train as in dev"),
+        (normal, texts, "in the vocabulary's form", "--target_normalization=identity keeps dev's"),
+        (spelled, normal, f"that writes {changed} as train does", "write them in train as in dev"),
     ):
         score = 100.0
         if list(perfect) != list(expected):

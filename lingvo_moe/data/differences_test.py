@@ -20,10 +20,7 @@ def test_characters_that_train_does_not_have():
 
 
 def test_text_in_another_form_and_of_another_length():
-    composed, decomposed = (unicodedata.normalize(form, "à é ì ò ù") for form in ("NFC", "NFD"))
-    assert _of(dev=[decomposed] * 10, test=[decomposed] * 10) == []  # the form of translations
-    for targets in ({"dev": [composed, decomposed] * 10}, {"test": [decomposed] * 10}):
-        (line,) = _of(**targets)
-        assert "form" in line
+    (line,) = _of(dev=[unicodedata.normalize("NFD", "à é ì ò ù")] * 10)
+    assert "identity" in line
     (line,) = _of(dev=["it’s a line that is long"] * 10)
     assert line == "es-tar: mean characters of a target: 12 in train, 24 in dev"

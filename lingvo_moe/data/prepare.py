@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import shutil
@@ -27,6 +28,7 @@ from lingvo_moe.data.stages import (
     run_stage,
     stages,
 )
+from lingvo_moe.data.surface import as_written
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.reporting.table import Table
@@ -245,17 +247,6 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
             f"warning: targets of dev and test that are also in train: {repeated} of {total}, so "
             f"scores may be too high. --set=held_out_targets=True leaves such lines out of train."
         )
-    lines = [
-        line
-        for pair in work.each_pair()
-        for line in differences(
-            pair.pair.name,
-            {split: pair.sampled_targets(split) for split in pair.pair.files},
-            target.normalize,
-        )
-    ]
-    for line in lines[:_LINES] + [f"and {len(lines) - _LINES} more"] * (len(lines) > _LINES):
-        report(line)
     hashes = {"source": source.sha256, "target": target.sha256}
     both = work.params.tags_on_both_sides
     with new_directory(output, MAKER, overwrite) as partial:
@@ -273,7 +264,29 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
             tags_on_both_sides=both,
         )
         dataset.save()
-    return Dataset.load(output)
+    dataset = Dataset.load(output)
+    _report_differences(work, dataset, report)
+    return dataset
+
+
+def _report_differences(work: Work, dataset: Dataset, report: Callable[[str], None]) -> None:
+    vocabulary, decomposed = dataset.target_vocabulary, dataset.decomposed
+
+    def written(language, texts):
+        normal = vocabulary.normalize(texts)
+        return [as_written(text, "", language, decomposed) for text in normal]
+
+    lines = [
+        line
+        for pair in work.each_pair()
+        for line in differences(
+            pair.pair.name,
+            {split: pair.sampled_targets(split) for split in pair.pair.files},
+            functools.partial(written, pair.pair.target),
+        )
+    ]
+    for line in lines[:_LINES] + [f"and {len(lines) - _LINES} more"] * (len(lines) > _LINES):
+        report(line)
 
 
 def _held_targets_in_train(work: Work) -> dict[str, np.ndarray]:

@@ -132,9 +132,13 @@ def test_targets_that_a_model_cannot_write_are_counted(corpus, tmp_path, normali
 def test_languages_with_accents_apart_in_dev(corpus, tmp_path):
     for split, text in {"train": "\xe9", "dev": "e\u0301", "test": "\xe9"}.items():
         for side in ("de", "xx"):
-            (corpus / f"{split}/de-xx.{side}").write_text(f"{text}\n", encoding="utf-8")
-    dataset = prepare(corpus, tmp_path / "data", PARAMS)
+            lines = [f"{text} {split} {i}\n" for i in range(10)]
+            (corpus / f"{split}/de-xx.{side}").write_text("".join(lines), encoding="utf-8")
+    said = []
+    dataset = prepare(corpus, tmp_path / "data", PARAMS, report=said.append)
     assert dataset.decomposed == ["xx"]
+    (line,) = [line for line in said if "form" in line]
+    assert line.endswith("on test")  # dev's form can be written
 
 
 def test_too_long_training_examples_are_left_out(corpus, tmp_path):

@@ -1,4 +1,4 @@
-"""The surface of a line: whether it has words, capitals, and Unicode's form of its accents.
+"""The surface of a line: words, capitals, and the form of accents (NFC or NFD).
 
 A line without words is copied. A line in capitals is translated in lower case, and its
 translation is put in capitals. `serving/graph_surface.py` does the same in a graph, so patterns are
@@ -85,10 +85,11 @@ def as_written(text: str, source: str, language: str, decomposed: Collection[str
 
 
 def is_decomposed(texts: Iterable[str]) -> bool:
-    """Whether 90 % of the texts that NFC or NFD changes are in NFD."""
+    """Whether at least 90 % of the texts whose NFC and NFD differ are in NFD; false for fewer than
+    ten such texts."""
     apart = [(text, unicodedata.normalize("NFD", text)) for text in texts]
     differ = [text == nfd for text, nfd in apart if unicodedata.normalize("NFC", text) != nfd]
-    return bool(differ) and sum(differ) >= 0.9 * len(differ)
+    return len(differ) >= 10 and sum(differ) >= 0.9 * len(differ)
 
 
 def lowered(text: str, language: str | None = None) -> str:

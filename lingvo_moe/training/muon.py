@@ -17,9 +17,10 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 # A matrix with a smaller root mean square is scaled to less than 1 instead, down to 0. Squares of
 # much smaller numbers would be 0 in float32, and the norm with them.
 _SMALLEST_RMS = 1e-15
-# A side is short if the other one has more than this times its length: then there is less to
-# multiply.
-_SHORT = 1.5
+# With a side more than 1.5 times as long as the other, iterations together take fewer products than
+# one by one. From the fourth on, rounding errors of bfloat16 products would make singular values
+# much larger than 1, where others are nearly 0.
+_LONG, _TOGETHER = 1.5, 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,8 @@ class Muon(Adafactor):
 def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
     """Moves the singular values of matrices towards 1, by Newton-Schulz iterations.
 
-    An iteration is x -> p(x·xᵀ)·x. Polynomials of one matrix commute, so if a side is short, all
-    are computed from the first x·xᵀ, and their product multiplies x once.
+    An iteration is x -> p(x·xᵀ)·x. Polynomials of one matrix commute. So, if a side is long, three
+    iterations are computed from the same x·xᵀ, and the product of their polynomials multiplies x.
 
     Args:
         matrices: [..., R, C].
@@ -98,22 +99,15 @@ def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
     is_high, short = rows > columns, min(rows, columns)
     norms = tf.sqrt(tf.reduce_sum(tf.square(matrices), [-2, -1], keepdims=True))
     x = matrices / tf.maximum(norms, _SMALLEST_RMS * (rows * columns) ** 0.5)
-
-    def inner_product():
-        return tf.matmul(x, x, transpose_a=is_high, transpose_b=not is_high)
-
-    def polynomial(inner):
-        return _A * tf.eye(short) + _B * inner + _C * tf.matmul(inner, inner)
-
-    def times(factor):
-        return tf.matmul(x, factor) if is_high else tf.matmul(factor, x)
-
-    if max(rows, columns) <= _SHORT * short:
-        for _ in range(iterations):
-            x = times(polynomial(inner_product()))
-        return x
-    inner, factors = inner_product(), []
-    for _ in range(iterations):
-        factors.append(polynomial(inner))
-        inner = tf.matmul(inner, tf.matmul(factors[-1], factors[-1]))
-    return times(functools.reduce(tf.matmul, factors))
+    together = _TOGETHER if max(rows, columns) > _LONG * short else 1
+    for done in range(0, iterations, together):
+        inner = tf.matmul(x, x, transpose_a=is_high, transpose_b=not is_high)
+        factors: list[tf.Tensor] = []
+        for _ in range(min(together, iterations - done)):
+            if factors:
+                inner = tf.matmul(inner, tf.matmul(factors[-1], factors[-1]))
+            square = tf.matmul(inner, inner)
+            factors.append(_A * tf.eye(short) + _B * inner + _C * square)
+        product = functools.reduce(tf.matmul, factors)
+        x = tf.matmul(x, product) if is_high else tf.matmul(product, x)
+    return x

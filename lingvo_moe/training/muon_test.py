@@ -41,6 +41,23 @@ def test_singular_vectors_stay_and_singular_values_become_about_1(shape):
     np.testing.assert_allclose(found, left * new_values[..., None, :] @ right, atol=1e-5)
 
 
+@pytest.mark.parametrize("iterations", [3, 5, 8])
+def test_a_matrix_of_low_rank_and_products_of_bfloat16(monkeypatch, iterations):
+    """As on accelerators, and for experts with few tokens."""
+    product = tf.matmul
+
+    def rounded(*operands, **options):
+        inputs = [tf.cast(tf.cast(x, tf.bfloat16), tf.float32) for x in operands]
+        return product(*inputs, **options)
+
+    monkeypatch.setattr(tf, "matmul", rounded)
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(128, 4)) @ rng.normal(size=(4, 512))
+    found = orthogonalize(tf.constant(matrix, tf.float32), iterations).numpy()
+    values = np.linalg.svd(found, compute_uv=False)
+    assert 0.6 < values[3] <= values[0] < 1.3
+
+
 @pytest.mark.parametrize("shape", [(128, 160), (320, 128)])
 def test_equals_keras_over_20_steps(shape):
     """With min_scale above each weight's RMS the size of a change is that of Liu et al. 2025."""
