@@ -2,7 +2,7 @@
 
 python -m experiments.cost experiments/results/experts_cost.csv [--rounds=5]
 
-Models like those of experts_200 in bfloat16, with full rows of random tokens. Processor time of a
+Models like those of experts_width in bfloat16, with full rows of random tokens. Processor time of a
 step on one device, with Muon and without an optimizer, in turns; and from the program that XLA
 compiles for eight devices, each with an eighth of the experts: the size of the tensors that a
 device exchanges, and its memory.

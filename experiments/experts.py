@@ -4,11 +4,11 @@ python -m experiments.experts width --data=DATA --runs=build/results/experts [--
 python -m experiments.experts width  # only the table and the picture, of the finished runs
 python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
-DATA was made with `lingvo-moe-prepare --joint_vocab`. After each run of a study (width, depth or
-routing) experiments/results/experts_200.json has its results, and experts_STUDY.csv and .png beside
-it are written again. The same command makes only what is missing; processes with other --rows or
---seeds may share --runs. Baselines are of 40 languages, at even distances in the order of their
-train lines; a study that is drawn later shows the gain over them.
+DATA was made with `lingvo-moe-prepare --joint_vocab`, for into_english and into_english_sides of
+the other direction. After each run experiments/results/experts_STUDY.json has its results, and
+experts_STUDY.csv and .png are written again. The same command makes only what is missing; processes
+with other --rows or --seeds may share --runs. Baselines are of 40 languages, at even distances in
+the order of their train lines; a study that is drawn later shows the gain over them.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.system.files import read_json, write_whole
 
 RESULTS = Path(__file__).parent / "results"
-RUNS, BASELINES = RESULTS / "experts_200.json", RESULTS / "experts_200_baselines.json"
+BASELINES = RESULTS / "experts_baselines.json"
 COMMON = (
     "activation_dtype=bfloat16",
     "recipe.batch_tokens=8192",
-    "train.max_steps=3600",  # of 8,240 target tokens
+    "optimizer.schedule.learning_rate=0.06",
     "input.modifiers=()",
     "train.best_by=DevLoss()",
     "train.dev_bleu_sentences=0",
@@ -57,41 +57,72 @@ def _dense(layers=2):
 
 
 _DENSE, _32 = {"dense": _dense()}, {"32 experts": _experts(32)}
-STUDIES: Mapping[str, Mapping[str, str]] = {  # study -> row -> model and params
-    "width": _DENSE
-    | {f"{number} experts": _experts(number) for number in (8, 32, 128, 512)}
-    | {
-        "8 of 128 small experts": _experts(
-            128,
-            "expert=ExpertParams(hidden_dim=128)",
-            "gating=TopK(k=8)",
-            "training=Gather(capacity_factor=8.0)",
-        )
-    },
-    "depth": _DENSE
-    | _32
-    | {f"dense {n} + {n} layers": _dense(n) for n in (4, 6, 15)}  # 15: the weights of 32 experts
-    | {
-        f"32 experts {n} + {n} layers": f"{_experts(32)}; model.num_encoder_layers={n}; "
-        f"model.num_decoder_layers={n}"
-        for n in (4, 6)
-    },
-    "routing": _32
-    | {
-        "capacity 1": _experts(32, "training=Gather(capacity_factor=1.0)"),
-        "capacity 1.25": _experts(32, "training=Gather(capacity_factor=1.25)"),
-        "dropless": _experts(32, "training=Dropless()"),
-        "top-1 of twice the size": _experts(
-            32,
-            "gating=Switch()",
-            "expert=ExpertParams(hidden_dim=1024)",
-            "training=Gather(capacity_factor=1.0)",
-        ),
-        "loss-free": _experts(32, "gating=TopK(scores=Sigmoid(),bias=LossFree())"),
-        "by target language": _experts(32, "router=ByTask(task='target',num_tasks=256)"),
-        "temperature 1": f"{_experts(32)}; input.temperature=1.0",
-        "temperature 5": f"{_experts(32)}; input.temperature=5.0",
-    },
+_SIDES = {
+    "32 experts in the encoder": _experts(32, "decoder_num_experts=2"),
+    "32 experts in the decoder": _experts(2, "decoder_num_experts=32"),
+}
+_LONG, _SHORT = 3700, 1200  # steps, of 8,240 target tokens
+STUDIES: Mapping[str, tuple[int, Mapping[str, str]]] = {  # steps, and row -> model and params
+    "width": (
+        _LONG,
+        _DENSE
+        | {f"{number} experts": _experts(number) for number in (8, 32, 128, 512)}
+        | {
+            "8 of 128 small experts": _experts(
+                128,
+                "expert=ExpertParams(hidden_dim=128)",
+                "gating=TopK(k=8)",
+                "training=Gather(capacity_factor=8.0)",
+            )
+        },
+    ),
+    "into_english": (_LONG, _DENSE | _32),
+    "into_english_sides": (_SHORT, _32 | _SIDES),
+    "depth": (
+        _SHORT,
+        _DENSE
+        | _32
+        | {f"dense {n} + {n} layers": _dense(n) for n in (4, 6, 15)}  # 15: weights of 32 experts
+        | {
+            f"32 experts {n} + {n} layers": f"{_experts(32)}; model.num_encoder_layers={n}; "
+            f"model.num_decoder_layers={n}"
+            for n in (4, 6)
+        },
+    ),
+    "routing": (
+        _SHORT,
+        _32
+        | _SIDES
+        | {
+            "in every layer": _experts(32, "every_n=1", "expert=ExpertParams(hidden_dim=384)"),
+            "capacity 1": _experts(32, "training=Gather(capacity_factor=1.0)"),
+            "capacity 1.25": _experts(32, "training=Gather(capacity_factor=1.25)"),
+            "dropless": _experts(32, "training=Dropless()"),
+            "top-1 of twice the size": _experts(
+                32,
+                "gating=Switch()",
+                "expert=ExpertParams(hidden_dim=1024)",
+                "training=Gather(capacity_factor=1.0)",
+            ),
+            "8 of 32 small experts": _experts(
+                32,
+                "expert=ExpertParams(hidden_dim=128)",
+                "gating=TopK(k=8)",
+                "training=Gather(capacity_factor=8.0)",
+            ),
+            "loss-free": _experts(32, "gating=TopK(scores=Sigmoid(),bias=LossFree())"),
+            "by language": _experts(32, "router=ByTask(task='target',num_tasks=256)"),
+            "by language and token": _experts(
+                32, "router=ByTaskAndToken(task='target',num_tasks=256)"
+            ),
+            "temperature 1": f"{_experts(32)}; input.temperature=1.0",
+            "temperature 5": f"{_experts(32)}; input.temperature=5.0",
+            # with the H of an expert
+            "dense for a third of the steps": f"small.Narrow; train.max_steps={_SHORT // 3}",
+            "and 32 copies for the rest": f"{_experts(32)}; train.max_steps={_SHORT * 2 // 3}; "
+            "init.logdir={runs}/dense for a third of the steps/1",
+        },
+    ),
 }
 
 
@@ -109,17 +140,19 @@ def main() -> None:
     if args.study == "baselines":
         _make_baselines(args.data, args.runs / "baselines")
         return
-    study = STUDIES[args.study]
+    (steps, study), path = STUDIES[args.study], RESULTS / f"experts_{args.study}"
     if args.data:
+        runs, data = args.runs / args.study, Dataset.load(args.data)
         rows, seeds = (args.rows or ",".join(study)).split(","), args.seeds.split(",")
+        common = [*COMMON, f"train.max_steps={steps}"]
         for seed, row in itertools.product(map(int, seeds), rows):
-            _save(args.runs / FILE, [*_saved(args.runs / FILE), *_saved(RUNS)])
-            settings, data = [Setting.parse(f"{row}: {study[row]}")], Dataset.load(args.data)
-            made = compare(settings, data, args.runs, [seed], COMMON, Local, print, split="test")
-            _save(RUNS, [*_saved(RUNS), *made])
-            write(study, RESULTS / f"experts_{args.study}")
+            _save(runs / FILE, [*_saved(runs / FILE), *_saved(path.with_suffix(".json"))])
+            settings = [Setting.parse(f"{row}: {study[row]}".replace("{runs}", str(runs)))]
+            made = compare(settings, data, runs, [seed], common, Local, print, split="test")
+            _save(path.with_suffix(".json"), made)
+            write(study, path)
     else:
-        write(study, RESULTS / f"experts_{args.study}")
+        write(study, path)
 
 
 def _make_baselines(data: Path, output: Path) -> None:
@@ -151,8 +184,9 @@ def _save(path: Path, runs: Iterable[dict[str, Any]]) -> None:
 
 
 def write(study: Iterable[str], path: Path) -> None:
-    """Writes path.csv and path.png from the finished runs of the rows of a study."""
-    by_row = {row: [run for run in _saved(RUNS) if run["row"] == row] for row in study}
+    """Writes path.csv and path.png from the runs in path.json, in the order of the rows."""
+    saved = _saved(path.with_suffix(".json"))
+    by_row = {row: [run for run in saved if run["row"] == row] for row in study}
     rows = {row: runs for row, runs in by_row.items() if runs}
     table = compare_table([run for runs in rows.values() for run in runs])
     columns = [f"M tokens to {level}" for level in LEVELS]

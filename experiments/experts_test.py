@@ -15,11 +15,10 @@ def _run(row, seed):
     return made | {"target_tokens": 2_000_000, "step_seconds": 1.8, "pairs": pairs}
 
 
-def test_table_and_picture(tmp_path, monkeypatch):
+def test_table_and_picture(tmp_path):
     runs = [_run("32 experts", 1), _run("32 experts", 2), _run("dense", 1), _run("other", 1)]
-    monkeypatch.setattr(experts, "RUNS", tmp_path / "runs.json")
-    experts.RUNS.write_text(json.dumps({"runs": runs}))
-    experts.write(experts.STUDIES["width"], tmp_path / "width")
+    (tmp_path / "width.json").write_text(json.dumps({"runs": runs}))
+    experts.write(experts.STUDIES["width"][1], tmp_path / "width")
     _, *rows = (tmp_path / "width.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["dense", "32 experts"]  # in the study's order
     assert rows[1].endswith(",1.2,1.3,1.4")  # from 5 to a mean of 2.25 between 1M and 2M tokens
@@ -36,9 +35,10 @@ def test_table_and_picture(tmp_path, monkeypatch):
 @pytest.mark.parametrize("study", experts.STUDIES)
 def test_rows(study):
     """All params exist, and models that are compared have equal FLOPs or equal weights."""
-    assert "," not in "".join(experts.STUDIES[study])  # it separates the names in --rows
+    _, rows = experts.STUDIES[study]
+    assert "," not in "".join(rows)  # it separates the names in --rows
     weights = {}
-    for row, text in experts.STUDIES[study].items():
+    for row, text in rows.items():
         model, *texts = text.split("; ")
         sizes = [f"{side}_vocab_size=16000" for side in ("source", "target")]
         task = TranslationTask(registered(model, [*experts.COMMON, *texts, *sizes]))

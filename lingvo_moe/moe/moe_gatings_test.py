@@ -12,7 +12,7 @@ from lingvo_moe.moe.gatings.switch import Switch
 from lingvo_moe.moe.gatings.top_2 import Top2
 from lingvo_moe.moe.gatings.top_k import TopK
 from lingvo_moe.moe.layer import MoE, MoEParams
-from lingvo_moe.moe.router import ByTask, ByToken
+from lingvo_moe.moe.router import ByTask, ByTaskAndToken, ByToken
 from lingvo_moe.nn.layer import EVALUATION, Context, init_theta
 from lingvo_moe.testing import slow_routing
 from lingvo_moe.testing.tokens import tokens_of
@@ -21,7 +21,7 @@ MODEL, HIDDEN, EXPERTS = 8, 12, 4
 TRAINING = Context(tf.constant([5, 6]))
 TASKS = tf.constant([[0] * 8, [2] * 8, [1] * 5 + [2] * 3, [2] * 8])  # of random_batch
 EXPERT_CHOICE = ExpertChoice(capacity_factor=64.0)  # only the policy's capacity limits it
-ROUTERS = [ByToken(), ByTask(num_tasks=3)]
+ROUTERS = [ByToken(), ByTask(num_tasks=3), ByTaskAndToken(num_tasks=3)]
 WEIGHTS_SUM_TO_ONE = [
     Top2(second_expert="always"),
     Top2(second_expert="sampled"),

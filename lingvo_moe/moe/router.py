@@ -159,6 +159,22 @@ class ByTask(Router):
         return copies.lookup(tf.cast(theta.gate, tf.float32), tokens.tasks)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByTaskAndToken(ByTask):
+    """The sum of the scores of a sentence's task and of a token's vector.
+
+    A token of a language prefers that language's experts, and can still choose others.
+    """
+
+    def weights(self, model_dim, num_experts):
+        by_token = ByToken().weights(model_dim, num_experts)
+        return NestedMap(super().weights(model_dim, num_experts), token_gate=by_token.gate)
+
+    def logits(self, theta, inputs, tokens, context):
+        by_task = super().logits(theta, inputs, tokens, context)
+        return by_task + ByToken().logits(NestedMap(gate=theta.token_gate), inputs, tokens, context)
+
+
 def token_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     """The mean over real tokens; 0 if there are none.
 

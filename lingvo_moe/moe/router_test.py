@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.moe.router import ByTask, ByToken, token_mean
+from lingvo_moe.moe.router import ByTask, ByTaskAndToken, ByToken, token_mean
 from lingvo_moe.nn.layer import EVALUATION, Context, init_theta
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.testing.tokens import tokens_of
@@ -102,6 +102,16 @@ def test_by_task_every_token_of_a_task_has_its_row_of_the_table():
     tokens = tokens_of(tf.ones([2, 3], tf.bool), tasks=tasks)
     logits = router.fprop(theta, tf.random.stateless_normal([2, 3, 3], [1, 2]), tokens, TRAINING)[0]
     np.testing.assert_array_equal(logits, theta.gate.numpy()[tasks.numpy()])
+
+
+def test_by_task_and_token_is_the_sum_of_both():
+    router = ByTaskAndToken(task="target", num_tasks=5)
+    theta = init_theta(router.weights(3, 4), 0)
+    tasks, inputs = np.array([[2, 0]]), np.random.default_rng(0).normal(size=[1, 2, 3])
+    tokens = tokens_of(tf.ones([1, 2], tf.bool), tasks=tf.constant(tasks, tf.int32))
+    logits = router.fprop(theta, tf.constant(inputs, tf.float32), tokens, TRAINING).logits
+    sums = theta.gate.numpy()[tasks] + inputs @ theta.token_gate.numpy()
+    np.testing.assert_allclose(logits, sums, rtol=1e-5)
 
 
 def test_tasks_are_numbered_by_name():

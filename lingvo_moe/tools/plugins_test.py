@@ -169,7 +169,7 @@ def test_a_saved_model_and_python_translate_as_the_tool_does(logdir, translated,
 
 def test_without_the_file_a_policy_is_unknown(mine, tmp_path):
     message = error_of("models", "--show=tiny.MoE", "--set=model.moe.router=Cosines()")
-    assert "'Cosines()' is not of type ByTask or ByToken." in message
+    assert "'Cosines()' is not of type ByTask or ByTaskAndToken or ByToken." in message
     shown = succeed("models", f"--import={mine}", "--show=tiny.MoE", f"--set={POLICIES[0]}").stdout
     assert "model.moe.router : mine.Cosines\n" in shown
     assert "model.moe.router.scale : 4.0\n" in shown
