@@ -5,10 +5,11 @@ python -m experiments.experts width  # only the table and the picture, of the fi
 python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
 DATA was made with `lingvo-moe-prepare --joint_vocab`, for into_english and into_english_sides of
-the other direction. After each run experiments/results/experts_STUDY.json has its results, and
-experts_STUDY.csv and .png are written again. The same command makes only what is missing; processes
-with other --rows or --seeds may share --runs. Baselines are of 40 languages, at even distances in
-the order of their train lines; a study that is drawn later shows the gain over them.
+the other direction, for power_law and baselines with few train lines of most languages. After each
+run experiments/results/experts_STUDY.json has its results, and experts_STUDY.csv and .png are
+written again. The same command makes only what is missing; processes with other --rows or --seeds
+may share --runs. Baselines are of 40 languages, at even distances in the order of their train
+lines; the picture of power_law shows the gain over them.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.system.files import read_json, write_whole
 
 RESULTS = Path(__file__).parent / "results"
-BASELINES = RESULTS / "experts_baselines.json"
+BASELINES = RESULTS / "experts_power_law_baselines.json"
 COMMON = (
     "activation_dtype=bfloat16",
     "recipe.batch_tokens=8192",
@@ -61,7 +62,7 @@ _SIDES = {
     "32 experts in the encoder": _experts(32, "decoder_num_experts=2"),
     "32 experts in the decoder": _experts(2, "decoder_num_experts=32"),
 }
-_LONG, _SHORT = 3700, 1200  # steps, of 8,240 target tokens
+_LONG, _EPOCH, _SHORT = 3700, 2400, 1200  # steps, of 8,240 target tokens
 STUDIES: Mapping[str, tuple[int, Mapping[str, str]]] = {  # steps, and row -> model and params
     "width": (
         _LONG,
@@ -76,6 +77,7 @@ STUDIES: Mapping[str, tuple[int, Mapping[str, str]]] = {  # steps, and row -> mo
             )
         },
     ),
+    "power_law": (_EPOCH, _DENSE | _32 | {"128 experts": _experts(128)}),
     "into_english": (_LONG, _DENSE | _32),
     "into_english_sides": (_SHORT, _32 | _SIDES),
     "depth": (
@@ -150,9 +152,9 @@ def main() -> None:
             settings = [Setting.parse(f"{row}: {study[row]}".replace("{runs}", str(runs)))]
             made = compare(settings, data, runs, [seed], common, Local, print, split="test")
             _save(path.with_suffix(".json"), made)
-            write(study, path)
+            write(args.study, path)
     else:
-        write(study, path)
+        write(args.study, path)
 
 
 def _make_baselines(data: Path, output: Path) -> None:
@@ -183,10 +185,10 @@ def _save(path: Path, runs: Iterable[dict[str, Any]]) -> None:
     write_whole(path, json.dumps({"runs": list(found.values())}, indent=1) + "\n")
 
 
-def write(study: Iterable[str], path: Path) -> None:
+def write(study: str, path: Path) -> None:
     """Writes path.csv and path.png from the runs in path.json, in the order of the rows."""
     saved = _saved(path.with_suffix(".json"))
-    by_row = {row: [run for run in saved if run["row"] == row] for row in study}
+    by_row = {row: [run for run in saved if run["row"] == row] for row in STUDIES[study][1]}
     rows = {row: runs for row, runs in by_row.items() if runs}
     table = compare_table([run for runs in rows.values() for run in runs])
     columns = [f"M tokens to {level}" for level in LEVELS]
@@ -196,7 +198,7 @@ def write(study: Iterable[str], path: Path) -> None:
     )
     print(table.to_text())
     write_csv(path.with_suffix(".csv"), table)
-    bilingual = read_json(BASELINES) if BASELINES.exists() else {}
+    bilingual = read_json(BASELINES) if study == "power_law" and BASELINES.exists() else {}
     write_whole(path.with_suffix(".png"), to_png(draw(rows, bilingual)))
 
 

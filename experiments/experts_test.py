@@ -18,7 +18,7 @@ def _run(row, seed):
 def test_table_and_picture(tmp_path):
     runs = [_run("32 experts", 1), _run("32 experts", 2), _run("dense", 1), _run("other", 1)]
     (tmp_path / "width.json").write_text(json.dumps({"runs": runs}))
-    experts.write(experts.STUDIES["width"][1], tmp_path / "width")
+    experts.write("width", tmp_path / "width")
     _, *rows = (tmp_path / "width.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["dense", "32 experts"]  # in the study's order
     assert rows[1].endswith(",1.2,1.3,1.4")  # from 5 to a mean of 2.25 between 1M and 2M tokens
