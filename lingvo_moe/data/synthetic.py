@@ -18,7 +18,13 @@ from pathlib import Path
 
 from lingvo_moe.config.fields import NonNegativeInt, Params, PositiveInt
 from lingvo_moe.data.dataset import SPLITS
-from lingvo_moe.data.synthetic_grammar import Sentence, english, sample_sentence
+from lingvo_moe.data.synthetic_grammar import (
+    Sentence,
+    english,
+    invented_nouns,
+    sample_sentence,
+    with_nouns,
+)
 from lingvo_moe.data.synthetic_languages import LANGUAGES, get_language, translate
 from lingvo_moe.system.files import new_directory
 
@@ -42,6 +48,9 @@ class SyntheticCorpus(Params):
         test: test pairs of each language. All translate the same English.
         zero_shot: pairs such as "qna-qka", of two of the languages, with development and test text
             but without training text.
+        private_nouns: if not 0, the nouns are so many others, and each language has its own word
+            for each, unlike those of related languages. So a model has much to remember, and no
+            language helps another with it.
         seed: of the sentences; the languages are the same for every seed.
 
     Raises ValueError: if a language is unknown, given twice or none is given, or a size is wrong.
@@ -53,6 +62,7 @@ class SyntheticCorpus(Params):
     dev: NonNegativeInt = 100
     test: NonNegativeInt = 100
     zero_shot: tuple[str, ...] = ()
+    private_nouns: NonNegativeInt = 0
     seed: int = 0
 
     def __post_init__(self):
@@ -82,16 +92,16 @@ class SyntheticCorpus(Params):
         Development and test sentences are the same in every language, and occur in no
         training split.
         """
-        held_out = _sample(f"{self.seed}-held-out", self.dev + self.test)
+        held_out = self._sample(f"{self.seed}-held-out", self.dev + self.test)
         if split != "train":
             return held_out[: self.dev] if split == "dev" else held_out[self.dev :]
         exclude = {english(sentence) for sentence in held_out}
-        return _sample(f"{self.seed}-train-{language}", self.train_sizes()[language], exclude)
+        return self._sample(f"{self.seed}-train-{language}", self.train_sizes()[language], exclude)
 
     def pairs(self, split: str, source: str, target: str = "en") -> list[tuple[str, str]]:
         """(source, target) of the sentences of one split of a source language."""
         sentences = self.sentences(split, source)
-        return [(_text(sentence, source), _text(sentence, target)) for sentence in sentences]
+        return [(self._text(one, source), self._text(one, target)) for one in sentences]
 
     def write(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Writes SPLIT/SRC-en.SRC and SPLIT/SRC-en.en, one sentence a line, UTF-8. Raises
@@ -107,21 +117,23 @@ class SyntheticCorpus(Params):
                         text = "".join(f"{line}\n" for line in texts)
                         (partial / split / f"{pair}.{side}").write_bytes(text.encode())
 
+    def _text(self, sentence: Sentence, code: str) -> str:
+        if code == "en":
+            return english(sentence)
+        return translate(sentence, get_language(code), self.private_nouns)
 
-def _text(sentence: Sentence, code: str) -> str:
-    return english(sentence) if code == "en" else translate(sentence, get_language(code))
-
-
-def _sample(seed: str, count: int, exclude: Collection[str] = ()) -> list[Sentence]:
-    """Draws sentences whose English differs from each other's and from those excluded."""
-    # Seeding with a string uses SHA-512, which is the same in every process, unlike hash().
-    rng = random.Random(seed)
-    seen = set(exclude)
-    sentences: list[Sentence] = []
-    while len(sentences) < count:
-        sentence = sample_sentence(rng)
-        text = english(sentence)
-        if text not in seen:
-            seen.add(text)
-            sentences.append(sentence)
-    return sentences
+    def _sample(self, seed: str, count: int, exclude: Collection[str] = ()) -> list[Sentence]:
+        """Draws sentences whose English differs from each other's and from those excluded."""
+        # Seeding with a string uses SHA-512, which is the same in every process, unlike hash().
+        rng, nouns = random.Random(seed), invented_nouns(self.private_nouns)
+        seen = set(exclude)
+        sentences: list[Sentence] = []
+        while len(sentences) < count:
+            sentence = sample_sentence(rng)
+            if nouns:
+                sentence = with_nouns(sentence, lambda: nouns[int(rng.random() * len(nouns))])
+            text = english(sentence)
+            if text not in seen:
+                seen.add(text)
+                sentences.append(sentence)
+        return sentences

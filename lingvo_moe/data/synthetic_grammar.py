@@ -5,9 +5,11 @@ sentence. Its words are English lemmas.
 """
 
 import bisect
+import functools
 import itertools
 import random
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 # The English words, by class, most frequent first. A word is its lemma, followed after slashes by
@@ -85,6 +87,7 @@ CONTENT_LEMMAS = lemmas(
     f"{NOUNS} {VERBS} {ADJECTIVES} {ADVERBS} {' '.join(TIME_ADVERBS.values())} {NUMERALS}"
 )
 HUMAN = frozenset(lemmas(PEOPLE))
+_NOUN_LEMMAS = frozenset(lemmas(NOUNS))
 
 
 _IRREGULAR = dict(word.split("/") for word in f"{NOUNS} {VERBS}".split() if "/" in word)
@@ -162,6 +165,39 @@ class Sentence(NamedTuple):
     clause: Clause
     conjunction: str = ""
     second: Clause | None = None
+
+
+@functools.cache
+def invented_nouns(count: int) -> tuple[str, ...]:
+    """Different English nouns that do not exist, such as `tilo`; a smaller count has the first."""
+    rng = random.Random("invented nouns")
+    syllables = [consonant + vowel for consonant in "bdfgklmnprtvz" for vowel in "aeiou"]
+    nouns = dict.fromkeys((*CONTENT_LEMMAS, *FUNCTION_LEMMAS, *lemmas(NAMES)))
+    existing = len(nouns)
+    while len(nouns) < existing + count:
+        length = 2 + int(rng.random() * 2)
+        nouns["".join(syllables[int(rng.random() * len(syllables))] for _ in range(length))] = None
+    return tuple(nouns)[existing:]
+
+
+def with_nouns(sentence: Sentence, draw: Callable[[], str]) -> Sentence:
+    """The tree with a drawn noun instead of each noun; pronouns and names stay."""
+
+    def of_phrase(phrase):
+        if phrase is None:
+            return None
+        relative = phrase.relative
+        if relative:
+            relative = relative._replace(object=of_phrase(relative.object))
+        head = draw() if phrase.head in _NOUN_LEMMAS else phrase.head
+        return phrase._replace(head=head, relative=relative, partner=of_phrase(phrase.partner))
+
+    def of_clause(clause):
+        parts = {name: of_phrase(getattr(clause, name)) for name in ("subject", "object", "place")}
+        return clause._replace(**parts)
+
+    second = sentence.second and of_clause(sentence.second)
+    return sentence._replace(clause=of_clause(sentence.clause), second=second)
 
 
 def english(sentence: Sentence) -> str:

@@ -159,21 +159,25 @@ def proto_words(family: Family) -> Mapping[str, str]:
     rng = random.Random(f"proto-{family.name}")
     words = {name: _apply(family.borrowing, name) for name in lexicon.lemmas(lexicon.NAMES)}
     taken = set().union(*map(_neighbourhood, words.values()))
+    for lemma in (*lexicon.FUNCTION_LEMMAS, *lexicon.CONTENT_LEMMAS):
+        is_function = lemma in lexicon.FUNCTION_LEMMAS
+        shapes = family.function_shapes if is_function else family.content_shapes
+        words[lemma] = _new_word(rng, family, shapes, taken)
+    return types.MappingProxyType(words)
+
+
+def _new_word(rng, family, shapes, taken, sounded=lambda word: word):
+    """Draws a word which sounds unlike all words whose neighbourhoods are `taken`; adds its own."""
 
     def pick(options):
         return options[int(rng.random() * len(options))]
 
-    for lemma in (*lexicon.FUNCTION_LEMMAS, *lexicon.CONTENT_LEMMAS):
-        is_function = lemma in lexicon.FUNCTION_LEMMAS
-        shapes = family.function_shapes if is_function else family.content_shapes
-        while True:
-            sounds = (pick(family.sounds[symbol].split()) for symbol in pick(shapes))
-            word = "".join(sounds).replace("-", "")
-            if not taken & _neighbourhood(word):
-                break
-        words[lemma] = word
-        taken |= _neighbourhood(word)
-    return types.MappingProxyType(words)
+    while True:
+        sounds = (pick(family.sounds[symbol].split()) for symbol in pick(shapes))
+        word = "".join(sounds).replace("-", "")
+        if not taken & (near := _neighbourhood(sounded(word))):
+            taken |= near
+            return word
 
 
 def _neighbourhood(word: str) -> set[str]:
@@ -197,9 +201,28 @@ def pronounce(word: str, language: SyntheticLanguage) -> str:
     return _apply(language.laws, word)
 
 
-def translate(sentence: Sentence, language: SyntheticLanguage) -> str:
-    """A tree in a language: lower-case words separated by spaces."""
-    words = proto_sentence(sentence, language, proto_words(language.family)).split()
+@functools.cache
+def private_words(code: str, count: int) -> Mapping[str, str]:
+    """A word of the language's own for each invented noun, before its sound laws."""
+    language = get_language(code)
+    rng, family = random.Random(f"private-{code}"), language.family
+
+    def sounded(word):
+        return pronounce(word, language)
+
+    shapes = [first + second for first in family.content_shapes for second in family.content_shapes]
+    taken = set().union(*(_neighbourhood(sounded(word)) for word in proto_words(family).values()))
+    nouns = lexicon.invented_nouns(count)
+    return {noun: _new_word(rng, family, shapes, taken, sounded) for noun in nouns}
+
+
+def translate(sentence: Sentence, language: SyntheticLanguage, nouns: int = 0) -> str:
+    """A tree, whose nouns may be the first of the invented ones, in a language: lower-case words
+    separated by spaces."""
+    roots = proto_words(language.family)
+    if nouns:
+        roots = {**roots, **private_words(language.code, nouns)}
+    words = proto_sentence(sentence, language, roots).split()
     return " ".join(pronounce(word, language) for word in words)
 
 

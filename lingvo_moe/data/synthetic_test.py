@@ -6,10 +6,18 @@ import pytest
 
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.synthetic import SyntheticCorpus
-from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, RelativeClause, Sentence, english
+from lingvo_moe.data.synthetic_grammar import (
+    Clause,
+    NounPhrase,
+    RelativeClause,
+    Sentence,
+    english,
+    invented_nouns,
+)
 from lingvo_moe.data.synthetic_languages import (
     LANGUAGES,
     get_language,
+    private_words,
     pronounce,
     proto_sentence,
     proto_words,
@@ -186,6 +194,21 @@ def test_no_homonyms():
         words = [pronounce(word, language) for word in proto_words(language.family).values()]
         assert len(set(words)) == len(words)
         assert all(3 <= len(word) <= 9 for word in words)
+
+
+def test_private_nouns():
+    corpus = dataclasses.replace(SMALL, languages=("qna", "qnu", "qke"), private_nouns=500)
+    nouns = set(invented_nouns(500))
+    assert len(nouns) == 500
+    roots = {code: private_words(code, 500) for code in corpus.languages}
+    assert not {*roots["qna"].values()} & {*roots["qnu"].values()}  # although they are related
+    english_of, used = {}, set()
+    for code in corpus.languages:
+        for source, text in corpus.pairs("train", code):
+            assert english_of.setdefault((code, source), text) == text  # the source determines it
+            used |= nouns & set(text.split())
+            assert not set(text.split()) & {"dog", "house", "book"}
+    assert len(used) > 450  # others are plural
 
 
 @pytest.mark.parametrize(

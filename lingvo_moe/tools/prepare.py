@@ -29,6 +29,9 @@ TABLE = (
     Flag("synthetic", bool, False, "Use the embedded synthetic languages instead."),
     Flag("zero_shot", NAMES, None,
          "With --synthetic: pairs such as qna-qka with dev and test text only."),
+    Flag("private_nouns", int, 0,
+         "With --synthetic: so many other nouns, for which each language has a word of its own. "
+         "Then a model has much to remember.", least=0),
     Flag("output", str, None, "Directory for the dataset.", required=True),
     *common.flags_of(
         PrepareParams(),
@@ -59,7 +62,7 @@ def main(arguments: list[str]) -> None:
         )
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
-    common.check_effect("with --synthetic", FLAGS.synthetic, "zero_shot")
+    common.check_effect("with --synthetic", FLAGS.synthetic, "zero_shot", "private_nouns")
     given = {field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     params = override(PrepareParams(**options), FLAGS.set)
@@ -67,7 +70,8 @@ def main(arguments: list[str]) -> None:
     common.check_effect("without --extend", not params.extend, *_OF_NEW_VOCABULARIES)
     of_two = ("target_vocab_size", "source_normalization")
     common.check_effect("without --joint_vocab", not params.joint_vocab, *of_two)
-    raw = SyntheticCorpus(zero_shot=tuple(FLAGS.zero_shot)) if FLAGS.synthetic else FLAGS.corpus
+    made = SyntheticCorpus(zero_shot=tuple(FLAGS.zero_shot), private_nouns=FLAGS.private_nouns)
+    raw = made if FLAGS.synthetic else FLAGS.corpus
     dataset = api.prepare(
         raw,
         FLAGS.output,
