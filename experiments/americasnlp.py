@@ -1,20 +1,21 @@
 """Makes a corpus of AmericasNLP 2021 with more train lines.
 
-python -m experiments.americasnlp CORPUS OUTPUT [--dev_repeats=N] [--verses=SPANISH --of=bzd=FILE]
+python -m experiments.americasnlp CORPUS OUTPUT [--dev] [--verses=SPANISH,bzd=FILE]
 
-CORPUS is in the layout of lingvo-moe-prepare. With --dev_repeats, eight of nine dev lines, which
-the organisers allow for training (track 1), are N times in train; OUTPUT's dev has the ninth. Files
-with verses, such as those of eBible, have a verse in each line, the same one in all files; a line
-may be empty.
+CORPUS is in the layout of lingvo-moe-prepare, plain files. With --dev most dev lines, which the
+organisers allow for training (track 1), are in train; OUTPUT's dev has the lines of every ninth
+Spanish sentence, the same ones for all languages. Files with verses, such as those of eBible, have
+a verse in each line, the same one in all files; a line may be empty.
 """
 
 import argparse
+import hashlib
 import lzma
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-HELD_OUT = 9  # of so many dev lines one stays in dev
+_HELD_OUT = 9  # of so many Spanish sentences of dev one stays in dev
 
 
 def main() -> None:
@@ -22,25 +23,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--dev_repeats", type=int, default=0)
-    parser.add_argument("--verses", type=Path, help="Spanish")
-    parser.add_argument("--of", action="append", default=[], help="LANGUAGE=FILE of verses")
+    parser.add_argument("--dev", action="store_true", help="train on most dev lines")
+    parser.add_argument("--verses", default="", help="file with Spanish, then LANGUAGE=FILE, …")
     args = parser.parse_args()
     shutil.copytree(args.corpus, args.output, copy_function=shutil.copyfile)
-    if args.dev_repeats:
-        train_on_dev(args.output, args.dev_repeats)
-    for text in args.of:
+    if args.dev:
+        train_on_dev(args.output)
+    spanish, *others = args.verses.split(",")
+    for text in others:
         language, path = text.split("=", 1)
-        add_verses(args.output, language, read_lines(args.verses), read_lines(Path(path)))
+        add_verses(args.output, language, read_lines(Path(spanish)), read_lines(Path(path)))
 
 
-def train_on_dev(corpus: Path, repeats: int) -> None:
-    """Moves most dev lines to train, where each is so many times."""
-    for dev in sorted((corpus / "dev").iterdir()):
-        lines = read_lines(dev)
-        moved = [line for i, line in enumerate(lines) if i % HELD_OUT]
-        _append(corpus / "train" / dev.name, moved * repeats)
-        _write(dev, lines[::HELD_OUT])
+def train_on_dev(corpus: Path) -> None:
+    """Moves the dev lines of most Spanish sentences to train."""
+    for spanish in sorted((corpus / "dev").glob("*.es")):
+        moved = [_is_moved(line) for line in read_lines(spanish)]
+        for dev in (spanish, spanish.with_suffix("." + spanish.stem.split("-")[1])):
+            lines = read_lines(dev)
+            of_train = corpus / "train" / dev.name
+            new = [line for line, moves in zip(lines, moved, strict=True) if moves]
+            _write(of_train, [*read_lines(of_train), *new])
+            _write(dev, [line for line, moves in zip(lines, moved, strict=True) if not moves])
+
+
+def _is_moved(sentence):
+    return int(hashlib.sha1(sentence.encode()).hexdigest(), 16) % _HELD_OUT > 0
 
 
 def add_verses(
@@ -48,8 +56,9 @@ def add_verses(
 ) -> None:
     """Appends the verses that both have to the train lines of es-LANGUAGE."""
     pairs = [(a, b) for a, b in zip(spanish, translated, strict=True) if a and b]
-    for side, lines in zip(("es", language), zip(*pairs, strict=True), strict=True):
-        _append(corpus / "train" / f"es-{language}.{side}", lines)
+    for i, side in enumerate(("es", language)):
+        path = corpus / "train" / f"es-{language}.{side}"
+        _write(path, [*read_lines(path), *(pair[i] for pair in pairs)])
 
 
 def read_lines(path: Path) -> list[str]:
@@ -57,10 +66,6 @@ def read_lines(path: Path) -> list[str]:
     data = path.read_bytes()
     text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8")
     return text.removesuffix("\n").split("\n")
-
-
-def _append(path, lines):
-    _write(path, [*read_lines(path), *lines])
 
 
 def _write(path, lines):

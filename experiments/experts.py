@@ -106,23 +106,21 @@ STUDIES: Mapping[str, tuple[int, Mapping[str, str]]] = {  # steps, and row -> mo
                 "expert=ExpertParams(hidden_dim=1024)",
                 "training=Gather(capacity_factor=1.0)",
             ),
-            "8 of 32 small experts": _experts(
+            "8 of 32 small experts": _experts(  # with a quarter of the weights
                 32,
                 "expert=ExpertParams(hidden_dim=128)",
                 "gating=TopK(k=8)",
                 "training=Gather(capacity_factor=8.0)",
             ),
             "loss-free": _experts(32, "gating=TopK(scores=Sigmoid(),bias=LossFree())"),
-            "by language": _experts(32, "router=ByTask(task='target',num_tasks=256)"),
-            "by language and token": _experts(
-                32, "router=ByTaskAndToken(task='target',num_tasks=256)"
+            "dropless by language": _experts(
+                32, "training=Dropless()", "router=ByTask(task='target',num_tasks=256)"
+            ),
+            "dropless by language and token": _experts(
+                32, "training=Dropless()", "router=ByTaskAndToken(task='target',num_tasks=256)"
             ),
             "temperature 1": f"{_experts(32)}; input.temperature=1.0",
             "temperature 5": f"{_experts(32)}; input.temperature=5.0",
-            # with the H of an expert
-            "dense for a third of the steps": f"small.Narrow; train.max_steps={_SHORT // 3}",
-            "and 32 copies for the rest": f"{_experts(32)}; train.max_steps={_SHORT * 2 // 3}; "
-            "init.logdir={runs}/dense for a third of the steps/1",
         },
     ),
 }
@@ -148,8 +146,10 @@ def main() -> None:
         rows, seeds = (args.rows or ",".join(study)).split(","), args.seeds.split(",")
         common = [*COMMON, f"train.max_steps={steps}"]
         for seed, row in itertools.product(map(int, seeds), rows):
-            _save(runs / FILE, [*_saved(runs / FILE), *_saved(path.with_suffix(".json"))])
-            settings = [Setting.parse(f"{row}: {study[row]}".replace("{runs}", str(runs)))]
+            known = [*_saved(runs / FILE), *_saved(path.with_suffix(".json"))]
+            _check_data(data, known)
+            _save(runs / FILE, known)
+            settings = [Setting.parse(f"{row}: {study[row]}")]
             made = compare(settings, data, runs, [seed], common, Local, print, split="test")
             _save(path.with_suffix(".json"), made)
             write(args.study, path)
@@ -174,6 +174,18 @@ def _make_baselines(data: Path, output: Path) -> None:
     write_whole(BASELINES, json.dumps(scores, indent=1) + "\n")
 
 
+def _check_data(data, runs):
+    """Raises ValueError: the runs were made with other data."""
+    lines = {pair.name: pair.examples.get("train", 0) for pair in data.pairs}
+    for run in runs:
+        changed = [pair for pair, of in run["pairs"].items() if of[0] != lines.get(pair)]
+        if changed:
+            raise ValueError(
+                f"The run of {run['row']!r} has {run['pairs'][changed[0]][0]} train lines of "
+                f"{changed[0]}, --data has {lines.get(changed[0])}. Give the study's own data."
+            )
+
+
 def _saved(path: Path) -> list[dict[str, Any]]:
     return read_json(path)["runs"] if path.exists() else []
 
@@ -190,6 +202,8 @@ def write(study: str, path: Path) -> None:
     saved = _saved(path.with_suffix(".json"))
     by_row = {row: [run for run in saved if run["row"] == row] for row in STUDIES[study][1]}
     rows = {row: runs for row, runs in by_row.items() if runs}
+    if not rows:
+        raise ValueError(f"{path}.json has no runs. Make them: give --data and --runs.")
     table = compare_table([run for runs in rows.values() for run in runs])
     columns = [f"M tokens to {level}" for level in LEVELS]
     cells = [[_millions(runs, level) for level in LEVELS] for runs in rows.values()]

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from experiments import families
 
@@ -6,7 +7,7 @@ from experiments import families
 def test_families():
     found = families.families()
     assert found["quc"] == found["toj"] == "Mayan"
-    assert len(found) == 185
+    assert len(found) == 187
 
 
 def test_languages_of_a_family_share_experts():
@@ -22,6 +23,8 @@ def test_languages_of_a_family_share_experts():
     p, nearest = families.compare(load, rng.permutation(labels))[2:4]
     assert p > 0.05
     assert nearest < 0.7
+    with pytest.raises(ValueError, match="another layer"):
+        families.compare(np.ones((18, 2)), labels)
 
 
 def test_two_languages_by_hand():

@@ -34,6 +34,7 @@ MAKER = "lingvo-moe-prepare --synthetic"
 # the shift the second and third language, which have the most text in their families, would have
 # only a quarter and an eighth of the first.
 _RANK_SHIFT = 10
+_MOST_NOUNS = 100_000  # fewer than half of what invented_nouns can make
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,9 @@ class SyntheticCorpus(Params):
         test: test pairs of each language. All translate the same English.
         zero_shot: pairs such as "qna-qka", of two of the languages, with development and test text
             but without training text.
-        private_nouns: if not 0, the nouns are so many others, and each language has its own word
-            for each, unlike those of related languages. So a model has much to remember, and no
-            language helps another with it.
+        private_nouns: if not 0, this number of invented nouns replaces all nouns, and each language
+            has its own word for each, unlike those of related languages. So a model has much to
+            remember, and no language helps another with it. A small language lacks most of them.
         seed: of the sentences; the languages are the same for every seed.
 
     Raises ValueError: if a language is unknown, given twice or none is given, or a size is wrong.
@@ -73,6 +74,8 @@ class SyntheticCorpus(Params):
         for pair in self.zero_shot:
             if len(codes := set(pair.split("-"))) != 2 or codes - known:
                 raise ValueError(f"zero_shot: {pair!r} is no pair of two of the languages.")
+        if self.private_nouns > _MOST_NOUNS:
+            raise ValueError(f"private_nouns={self.private_nouns} must be at most {_MOST_NOUNS}.")
         if self.smallest > self.largest:
             raise ValueError(f"smallest={self.smallest} must be at most largest={self.largest}.")
 

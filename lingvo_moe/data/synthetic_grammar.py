@@ -169,7 +169,10 @@ class Sentence(NamedTuple):
 
 @functools.cache
 def invented_nouns(count: int) -> tuple[str, ...]:
-    """Different English nouns that do not exist, such as `tilo`; a smaller count has the first."""
+    """Different English nouns that do not exist, such as `tilo`; a smaller count has the first.
+
+    There are 278,850 such words; for a larger count it never ends.
+    """
     rng = random.Random("invented nouns")
     syllables = [consonant + vowel for consonant in "bdfgklmnprtvz" for vowel in "aeiou"]
     nouns = dict.fromkeys((*CONTENT_LEMMAS, *FUNCTION_LEMMAS, *lemmas(NAMES)))

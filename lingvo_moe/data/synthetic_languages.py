@@ -27,6 +27,7 @@ import functools
 import random
 import re
 import types
+from collections import ChainMap
 from collections.abc import Mapping
 
 from lingvo_moe.data import synthetic_grammar as lexicon
@@ -213,7 +214,8 @@ def private_words(code: str, count: int) -> Mapping[str, str]:
     shapes = [first + second for first in family.content_shapes for second in family.content_shapes]
     taken = set().union(*(_neighbourhood(sounded(word)) for word in proto_words(family).values()))
     nouns = lexicon.invented_nouns(count)
-    return {noun: _new_word(rng, family, shapes, taken, sounded) for noun in nouns}
+    words = {noun: _new_word(rng, family, shapes, taken, sounded) for noun in nouns}
+    return types.MappingProxyType(words)
 
 
 def translate(sentence: Sentence, language: SyntheticLanguage, nouns: int = 0) -> str:
@@ -221,7 +223,7 @@ def translate(sentence: Sentence, language: SyntheticLanguage, nouns: int = 0) -
     separated by spaces."""
     roots = proto_words(language.family)
     if nouns:
-        roots = {**roots, **private_words(language.code, nouns)}
+        roots = ChainMap(private_words(language.code, nouns), roots)
     words = proto_sentence(sentence, language, roots).split()
     return " ".join(pronounce(word, language) for word in words)
 

@@ -218,6 +218,7 @@ def test_private_nouns():
         ({"languages": ()}, "languages"),
         ({"languages": ("qna", "qna")}, "different"),
         ({"largest": 100}, "largest=100"),
+        ({"private_nouns": 200_000}, "private_nouns=200000"),
         ({"zero_shot": ("qna-en",)}, "qna-en"),
         ({"zero_shot": ("qna-qna",)}, "qna-qna"),
     ],

@@ -204,11 +204,11 @@ class _Origins:
         del path, old_rows
         new, old = self._new.task.task_router, self._old.task.task_router
         assert new, "only a router by task has such rows"
-        if old is None or new.task != old.task:
+        assert old, "its table is found there"
+        if new.task != old.task:
             raise ValueError(
-                f"The router routes by the {new.task}, that of init.logdir by "
-                f"{f'the {old.task}' if old else 'tokens'}. Draw it at random: "
-                f"--set=\"init.redraw=('/gate$',)\"."
+                f"The router routes by the {new.task}, that of init.logdir by the {old.task}. Draw "
+                f"its table at random: --set=\"init.redraw=('/task_gate$',)\"."
             )
         of, before = self._new.task.pairs, self._old.task.pairs
         known = dict(zip(old.task_names(before), old.task_ids(before), strict=True))

@@ -154,16 +154,19 @@ class TestTaskRows:
         new, state, _ = start(
             old.path, router, "init.relatives=(('qzz','qto'),)", data=data, path="other"
         )
-        name = "theta/encoder/layer_01/feed_forward/gate"
+        name = "theta/encoder/layer_01/feed_forward/task_gate"
         table = stored(old)[name]  # qna, qnu, qta, qto
         np.testing.assert_array_equal(state[name][:2], table[[0, 3]])  # qna, qzz
         np.testing.assert_array_equal(state[name][2:], drawn(new)[name][2:])
 
-    def test_a_router_by_something_else(self, moe):
+    def test_a_router_by_something_else(self, moe, tmp_path):
         router = "model.moe.router=ByTask(task='pair',num_tasks=16)"
-        with pytest.raises(ValueError, match="by tokens"):
-            start(moe.path, router)
-        start(moe.path, router, "init.redraw=('/gate$',)")
+        start(moe.path, router)  # a router by token has another weight, so the table is drawn
+        by_source = "model.moe.router=ByTask(task='source',num_tasks=16)"
+        old = random_logdir(tmp_path / "old", (*SHRINK, by_source))
+        with pytest.raises(ValueError, match="by the source"):
+            start(old.path, router)
+        start(old.path, router, "init.redraw=('/task_gate$',)")
 
 
 def greek(text):

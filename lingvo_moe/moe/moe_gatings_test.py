@@ -160,10 +160,10 @@ def test_the_layer_equals_slow_loops(router, gating, name):
         capacity = tokens
     rng = np.random.default_rng(7)
     if router == "by token":  # the identity for a gate: logits are inputs
-        params, inputs, tasks, gate = {}, logits, None, np.eye(experts)
+        params, inputs, tasks, gate, name = {}, logits, None, np.eye(experts), "gate"
     else:  # sentences of three tokens; group 0's first logits for a table
         tasks = (np.arange(tokens) // 3 + np.arange(groups)[:, None]) % tokens
-        gate, inputs = logits[0], rng.normal(size=logits.shape)
+        gate, inputs, name = logits[0], rng.normal(size=logits.shape), "task_gate"
         params, logits = {"router": ByTask(num_tasks=tokens)}, gate[tasks]
         tasks = tf.constant(tasks, tf.int32)
     moe = MoE(
@@ -179,7 +179,7 @@ def test_the_layer_equals_slow_loops(router, gating, name):
         ),
     )
     theta = init_theta(moe.weights(), 0)
-    theta.gate = tf.constant(gate, tf.float32)
+    theta[name] = tf.constant(gate, tf.float32)
     output = moe.fprop(
         theta, tf.constant(inputs, tf.float32), tokens_of(tf.constant(mask), tasks=tasks), TRAINING
     )

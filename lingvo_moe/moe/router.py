@@ -39,7 +39,7 @@ class Router(Params, abc.ABC):
 
     @abc.abstractmethod
     def weights(self, model_dim: int, num_experts: int) -> NestedMap:
-        """Theta: `gate`, with the letter "e" for experts.
+        """Theta, such as `gate`, with the letter "e" for experts.
 
         Unlike "E", this letter is not a batch dimension for optimizers, and in use it is not split
         over devices, because every token is scored against all experts. MoE does not cast the
@@ -142,7 +142,7 @@ class ByTask(Router):
     def weights(self, model_dim, num_experts):
         del model_dim
         # A large standard deviation, so that tasks start with different experts.
-        return NestedMap(gate=WeightSpec((self.num_tasks, num_experts), Normal(1.0), "Je"))
+        return NestedMap(task_gate=WeightSpec((self.num_tasks, num_experts), Normal(1.0), "Je"))
 
     def logits(self, theta, inputs, tokens, context):
         """As in Router.
@@ -153,10 +153,10 @@ class ByTask(Router):
         del inputs, context
         if tokens.tasks is None:
             raise ValueError(
-                f"The router ByTask needs the task of each sentence, but got none: give the "
-                f"{self.task}, or choose the router ByToken()."
+                f"The router {type(self).__name__} needs the task of each sentence, but got none: "
+                f"give the {self.task}, or choose the router ByToken()."
             )
-        return copies.lookup(tf.cast(theta.gate, tf.float32), tokens.tasks)
+        return copies.lookup(tf.cast(theta.task_gate, tf.float32), tokens.tasks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,11 +168,11 @@ class ByTaskAndToken(ByTask):
 
     def weights(self, model_dim, num_experts):
         by_token = ByToken().weights(model_dim, num_experts)
-        return NestedMap(super().weights(model_dim, num_experts), token_gate=by_token.gate)
+        return NestedMap(by_token | super().weights(model_dim, num_experts))
 
     def logits(self, theta, inputs, tokens, context):
-        by_task = super().logits(theta, inputs, tokens, context)
-        return by_task + ByToken().logits(NestedMap(gate=theta.token_gate), inputs, tokens, context)
+        by_token = ByToken().logits(theta, inputs, tokens, context)
+        return by_token + super().logits(theta, inputs, tokens, context)
 
 
 def token_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

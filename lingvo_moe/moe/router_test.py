@@ -101,7 +101,7 @@ def test_by_task_every_token_of_a_task_has_its_row_of_the_table():
     tasks = tf.constant([[2, 2, 0], [1, 1, 1]])
     tokens = tokens_of(tf.ones([2, 3], tf.bool), tasks=tasks)
     logits = router.fprop(theta, tf.random.stateless_normal([2, 3, 3], [1, 2]), tokens, TRAINING)[0]
-    np.testing.assert_array_equal(logits, theta.gate.numpy()[tasks.numpy()])
+    np.testing.assert_array_equal(logits, theta.task_gate.numpy()[tasks.numpy()])
 
 
 def test_by_task_and_token_is_the_sum_of_both():
@@ -110,7 +110,7 @@ def test_by_task_and_token_is_the_sum_of_both():
     tasks, inputs = np.array([[2, 0]]), np.random.default_rng(0).normal(size=[1, 2, 3])
     tokens = tokens_of(tf.ones([1, 2], tf.bool), tasks=tf.constant(tasks, tf.int32))
     logits = router.fprop(theta, tf.constant(inputs, tf.float32), tokens, TRAINING).logits
-    sums = theta.gate.numpy()[tasks] + inputs @ theta.token_gate.numpy()
+    sums = theta.task_gate.numpy()[tasks] + inputs @ theta.gate.numpy()
     np.testing.assert_allclose(logits, sums, rtol=1e-5)
 
 
@@ -130,6 +130,6 @@ def test_bad_tasks_say_what_is_wrong():
         ByTask(num_tasks=1).task_ids(["de-en", "fr-en"])
     tokens = tokens_of(tf.ones([1, 1], tf.bool))
     with pytest.raises(ValueError, match=r"got none: give the source"):
-        ByTask().fprop(NestedMap(gate=tf.ones([128, 2])), tf.ones([1, 1, 3]), tokens, TRAINING)
+        ByTask().fprop(NestedMap(task_gate=tf.ones([128, 2])), tf.ones([1, 1, 3]), tokens, TRAINING)
     with pytest.raises(ValueError, match=r"^jitter must be in \[0, 1\), got 1.0"):
         ByToken(jitter=1.0)

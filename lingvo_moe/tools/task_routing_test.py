@@ -125,7 +125,7 @@ def _audible(name, value, silent):
         value: the weight.
         silent: ids of target pieces that are no letters.
     """
-    if name.startswith("theta/") and name.endswith("/feed_forward/gate"):
+    if name.startswith("theta/") and name.endswith("/feed_forward/task_gate"):
         return 20.0 * np.eye(4, dtype=np.float32)  # task i goes to expert i
     if name.startswith("theta/") and "/experts/" in name:
         return 4.0 * value
