@@ -1,11 +1,12 @@
 """Makes a corpus of AmericasNLP 2021 with more train lines.
 
-python -m experiments.americasnlp CORPUS OUTPUT [--dev] [--verses=SPANISH,bzd=FILE]
+python -m experiments.americasnlp CORPUS OUTPUT [--dev=DIR] [--verses=SPANISH,bzd=FILE]
 
-CORPUS is in the layout of lingvo-moe-prepare, plain files. With --dev most dev lines, which the
-organisers allow for training (track 1), are in train; OUTPUT's dev has the lines of every ninth
-Spanish sentence, the same ones for all languages. Files with verses, such as those of eBible, have
-a verse in each line, the same one in all files; a line may be empty.
+CORPUS is in the layout of lingvo-moe-prepare, plain files. The organisers allow dev lines for
+training (track 1): with --dev most of them are the train lines of a second corpus in DIR, and
+OUTPUT's dev has only the lines of every ninth Spanish sentence, the same ones for all languages.
+Files with verses, such as those of eBible, have a verse in each line, the same one in all files; a
+line may be empty.
 """
 
 import argparse
@@ -23,28 +24,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--dev", action="store_true", help="train on most dev lines")
+    parser.add_argument("--dev", type=Path, help="a second corpus, with dev lines for training")
     parser.add_argument("--verses", default="", help="file with Spanish, then LANGUAGE=FILE, …")
     args = parser.parse_args()
     shutil.copytree(args.corpus, args.output, copy_function=shutil.copyfile)
     if args.dev:
-        train_on_dev(args.output)
+        (args.dev / "train").mkdir(parents=True)
+        move_dev(args.output, args.dev)
     spanish, *others = args.verses.split(",")
     for text in others:
         language, path = text.split("=", 1)
         add_verses(args.output, language, read_lines(Path(spanish)), read_lines(Path(path)))
 
 
-def train_on_dev(corpus: Path) -> None:
-    """Moves the dev lines of most Spanish sentences to train."""
+def move_dev(corpus: Path, other: Path) -> None:
+    """Moves the dev lines of most Spanish sentences to the train lines of the other corpus."""
     for spanish in sorted((corpus / "dev").glob("*.es")):
         moved = [_is_moved(line) for line in read_lines(spanish)]
         for dev in (spanish, spanish.with_suffix("." + spanish.stem.split("-")[1])):
-            lines = read_lines(dev)
-            of_train = corpus / "train" / dev.name
-            new = [line for line, moves in zip(lines, moved, strict=True) if moves]
-            _write(of_train, [*read_lines(of_train), *new])
-            _write(dev, [line for line, moves in zip(lines, moved, strict=True) if not moves])
+            lines = list(zip(read_lines(dev), moved, strict=True))
+            _write(other / "train" / dev.name, [line for line, moves in lines if moves])
+            _write(dev, [line for line, moves in lines if not moves])
 
 
 def _is_moved(sentence):

@@ -37,7 +37,6 @@ BASELINES = RESULTS / "experts_power_law_baselines.json"
 COMMON = (
     "activation_dtype=bfloat16",
     "recipe.batch_tokens=8192",
-    "optimizer.schedule.learning_rate=0.06",
     "input.modifiers=()",
     "train.best_by=DevLoss()",
     "train.dev_bleu_sentences=0",
