@@ -6,10 +6,11 @@ python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
 DATA was made with `lingvo-moe-prepare --joint_vocab`, for into_english and into_english_sides of
 the other direction, for power_law and baselines with few train lines of most languages. After each
-run experiments/results/experts_STUDY.json has its results, and experts_STUDY.csv and .png are
-written again. The same command makes only what is missing; processes with other --rows or --seeds
-may share --runs. Baselines are of 40 languages, at even distances in the order of their train
-lines; the picture of power_law shows the gain over them.
+run experiments/results/experts_STUDY.json has its results, and experts_STUDY.csv, its curves in
+experts_STUDY.png, and experts_STUDY_languages.png are written again. The same command makes only
+what is missing; processes with other --rows or --seeds may share --runs. Baselines are of 40
+languages, at even distances in the order of their train lines; the picture of the languages of
+power_law shows the gain over them.
 """
 
 import argparse
@@ -98,7 +99,7 @@ STUDIES: Mapping[str, tuple[int, Mapping[str, str]]] = {  # steps, and row -> mo
             "in every layer": _experts(32, "every_n=1", "expert=ExpertParams(hidden_dim=384)"),
             "capacity 1": _experts(32, "training=Gather(capacity_factor=1.0)"),
             "capacity 1.25": _experts(32, "training=Gather(capacity_factor=1.25)"),
-            "dropless": _experts(32, "training=Dropless()"),
+            "dropless": _experts(32, "training=Ragged()"),
             "top-1 of twice the size": _experts(
                 32,
                 "gating=Switch()",
@@ -113,10 +114,10 @@ STUDIES: Mapping[str, tuple[int, Mapping[str, str]]] = {  # steps, and row -> mo
             ),
             "loss-free": _experts(32, "gating=TopK(scores=Sigmoid(),bias=LossFree())"),
             "dropless by language": _experts(
-                32, "training=Dropless()", "router=ByTask(task='target',num_tasks=256)"
+                32, "training=Ragged()", "router=ByTask(task='target',num_tasks=256)"
             ),
             "dropless by language and token": _experts(
-                32, "training=Dropless()", "router=ByTaskAndToken(task='target',num_tasks=256)"
+                32, "training=Ragged()", "router=ByTaskAndToken(task='target',num_tasks=256)"
             ),
             "temperature 1": f"{_experts(32)}; input.temperature=1.0",
             "temperature 5": f"{_experts(32)}; input.temperature=5.0",
@@ -197,7 +198,7 @@ def _save(path: Path, runs: Iterable[dict[str, Any]]) -> None:
 
 
 def write(study: str, path: Path) -> None:
-    """Writes path.csv and path.png from the runs in path.json, in the order of the rows."""
+    """Writes path.csv, path.png and path_languages.png from the runs in path.json."""
     saved = _saved(path.with_suffix(".json"))
     by_row = {row: [run for run in saved if run["row"] == row] for row in STUDIES[study][1]}
     rows = {row: runs for row, runs in by_row.items() if runs}
@@ -212,7 +213,9 @@ def write(study: str, path: Path) -> None:
     print(table.to_text())
     write_csv(path.with_suffix(".csv"), table)
     bilingual = read_json(BASELINES) if study == "power_law" and BASELINES.exists() else {}
-    write_whole(path.with_suffix(".png"), to_png(draw(rows, bilingual)))
+    write_whole(path.with_suffix(".png"), to_png(draw_curves(rows)))
+    languages = path.with_name(f"{path.name}_languages.png")
+    write_whole(languages, to_png(draw_languages(rows, bilingual)))
 
 
 def _curve(runs):
@@ -231,37 +234,56 @@ def _millions(runs, level):
     return f"{np.interp(-level, -np.minimum.accumulate(losses), tokens):.1f}"
 
 
-def draw(
+def draw_curves(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Dev loss over target tokens, and over hours of training steps (GShard, figure 1).
+
+    A line for each row is the mean of its runs, which differ in the seed.
+    """
+    figure = Figure((11, 4.5), layout="constrained", dpi=110)
+    by_tokens, by_hours = figure.subplots(1, 2)
+    for (name, runs), style in zip(rows.items(), _styles(), strict=False):
+        tokens, losses, hours = _curve(runs)
+        by_tokens.plot(tokens, losses, "o", label=name, markersize=3, **style)
+        by_hours.plot(hours, losses, "o", label=name, markersize=3, **style)
+    by_tokens.set(xlabel="target tokens, millions", ylabel="dev loss, nats per token")
+    by_hours.set(xlabel="hours of steps, one core", ylabel="dev loss, nats per token")
+    return _finish(figure)
+
+
+def draw_languages(
     rows: Mapping[str, Sequence[Mapping[str, Any]]], bilingual: Mapping[str, Sequence[float]]
 ) -> Figure:
-    """Three pictures; a line for each row, the mean of its runs, which differ in the seed.
+    """chrF++ and BLEU of the pairs from most to least train lines, smoothed over ten pairs.
 
-    Dev loss over target tokens and over hours of training steps; chrF++ of the pairs from most to
-    least training lines, smoothed over ten pairs (GShard, figure 6). With baselines, such as those
-    in BASELINES, it is the difference to them, for the pairs that have one.
+    A line for each row is the mean of its runs. With baselines, such as those in BASELINES, it is
+    the difference to them, for the pairs that have one (GShard, figure 6).
     """
-    figure = Figure((15, 4.5), layout="constrained", dpi=110)
-    by_tokens, by_hours, by_language = figure.subplots(1, 3)
-    for (name, runs), color in zip(rows.items(), itertools.cycle(COLORS), strict=False):
-        tokens, losses, hours = _curve(runs)
-        by_tokens.plot(tokens, losses, "o-", color=color, label=name, markersize=3)
-        by_hours.plot(hours, losses, "o-", color=color, label=name, markersize=3)
-        scores = np.mean([_by_lines(run["pairs"], bilingual) for run in runs], axis=0)
-        by_language.plot(moving_average(scores), color=color, label=name)
-    score = "ΔchrF++ against bilingual models" if bilingual else "chrF++"
-    by_tokens.set(xlabel="target tokens, millions", ylabel="dev loss, nats per token")
-    by_hours.set(xlabel="hours of steps", ylabel="dev loss, nats per token")
-    by_language.set(xlabel="languages, from most to least training lines", ylabel=score)
-    for axes in (by_tokens, by_hours, by_language):
+    figure = Figure((11, 4.5), layout="constrained", dpi=110)
+    for axes, place, score in zip(figure.subplots(1, 2), (2, 1), ("chrF++", "BLEU"), strict=True):
+        for (name, runs), style in zip(rows.items(), _styles(), strict=False):
+            scores = np.mean([_by_lines(run["pairs"], bilingual, place) for run in runs], axis=0)
+            axes.plot(moving_average(scores), label=name, **style)
+        label = f"Δ{score} against bilingual models" if bilingual else score
+        axes.set(xlabel="languages, from most to least train lines", ylabel=label)
+    return _finish(figure)
+
+
+def _styles():
+    for line, color in itertools.product(("-", "--", ":"), COLORS):
+        yield {"color": color, "linestyle": line}
+
+
+def _finish(figure):
+    for axes in figure.axes:
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     return figure
 
 
-def _by_lines(pairs, bilingual):
-    """The chrF++ of the pairs, or its difference, from most to least training lines."""
+def _by_lines(pairs, bilingual, place):
+    """A score of the pairs, or its difference, from most to least train lines."""
     order = sorted(bilingual or pairs, key=lambda pair: (-pairs[pair][0], pair))
-    return [pairs[pair][2] - (bilingual[pair][2] if bilingual else 0.0) for pair in order]
+    return [pairs[pair][place] - (bilingual[pair][place] if bilingual else 0.0) for pair in order]
 
 
 if __name__ == "__main__":

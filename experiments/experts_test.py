@@ -22,14 +22,16 @@ def test_table_and_picture(tmp_path):
     _, *rows = (tmp_path / "width.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["dense", "32 experts"]  # in the study's order
     assert rows[1].endswith(",1.2,1.3,1.4")  # from 5 to a mean of 2.25 between 1M and 2M tokens
-    assert (tmp_path / "width.png").read_bytes().startswith(b"\x89PNG")
-    axes = experts.draw({"32 experts": runs[:2]}, {}).axes
-    tokens, hours, chrf = (one.lines[0].get_xydata().tolist() for one in axes)
+    assert (tmp_path / "width_languages.png").read_bytes().startswith(b"\x89PNG")
+    axes = experts.draw_curves({"32 experts": runs[:2]}).axes
+    tokens, hours = (one.lines[0].get_xydata().tolist() for one in axes)
     assert tokens == [[1, 5.0], [2, 2.25]]  # means of both seeds
     assert hours == [[0.005, 5.0], [0.01, 2.25]]
-    assert [score for _, score in chrf] == [14.25, 14.25]
-    gain = experts.draw({"dense": runs[2:3]}, {"en-bb": [90, 1.0, 5.0]}).axes[2].lines[0]
-    assert gain.get_ydata().tolist() == [16.0]  # of the pair with a baseline, 21 - 5
+    chrf, _ = experts.draw_languages({"32 experts": runs[:2]}, {}).axes
+    assert chrf.lines[0].get_ydata().tolist() == [14.25, 14.25]
+    gains = experts.draw_languages({"dense": runs[2:3]}, {"en-bb": [90, 0.4, 5.0]}).axes
+    # of the pair with a baseline: 21 - 5 and 1.0 - 0.4
+    assert [axes.lines[0].get_ydata().tolist() for axes in gains] == [[16.0], [0.6]]
 
 
 @pytest.mark.parametrize("study", experts.STUDIES)
