@@ -37,13 +37,13 @@ def test_table_and_picture(tmp_path):
 @pytest.mark.parametrize("study", experts.STUDIES)
 def test_rows(study):
     """All params exist; the deepest dense model has as many weights as the experts."""
-    _, rows = experts.STUDIES[study]
+    common, rows = experts.STUDIES[study]
     assert "," not in "".join(rows)  # it separates the names in --rows
     weights = {}
     for row, text in rows.items():
         model, *texts = text.split("; ")
         sizes = [f"{side}_vocab_size=16000" for side in ("source", "target")]
-        task = TranslationTask(registered(model, [*experts.COMMON, *texts, *sizes]))
+        task = TranslationTask(registered(model, [*experts.COMMON, *common, *texts, *sizes]))
         weights[row] = count_weights(task.weights()) / 1e6
     if study == "depth":
         assert weights["dense 15 + 15 layers"] == pytest.approx(weights["32 experts"], rel=0.05)
