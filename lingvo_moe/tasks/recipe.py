@@ -25,7 +25,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 UNIT = 32  # tokens; of rows
 FITTING, FITTING_PAIR = 0.99, 0.98  # shares of the target tokens of all pairs, and of each pair
 ENOUGH_DEV = 100  # dev lines of each pair, to judge by them
-DENSE = 0.8  # least share of the tokens of a row that are not padding, by the mean lengths
+TARGET_COST = 2.5  # about: the time of a target position over that of a source position
 FULL = 0.95  # share of the tokens of packed rows that are not padding
 SIZE_UNIT = 32  # rows of an embedding table, so that the devices of a mesh can share it
 ENOUGH = 8  # times the steps until a model uses its sources: nearly the best dev BLEU
@@ -151,16 +151,19 @@ def _vocabulary(side: str) -> Rule:
 
 def _length(side: str, typical: int) -> Rule:
     def choose(text, params):
-        """The shortest rows with little padding that are long enough for dev, or for train."""
+        """The shortest rows that are long enough for dev, or for train.
+
+        Then one side may be longer, where that saves time for each target token.
+        """
         given = [getattr(params.input, f"{one}_length") for one in SIDES]
         options = range(UNIT, LONGEST + 1, UNIT)
         sides = [options if length is FROM_DATA else [length] for length in given]
         every = sorted(itertools.product(*sides), key=sum)
-        rows = [row for row in every if sum(text.of_row(row)) >= DENSE * sum(row)] or every
-        row = _shortest(rows, text.tables)
+        row = _shortest(every, text.tables)
         # Longer lines than any of dev cost rows of dev's length more than they teach.
         if min(table[:, 2].sum() for table in text.dev_tables) >= ENOUGH_DEV:
-            row = min(row, _shortest(rows, text.dev_tables), key=sum)
+            row = min(row, _shortest(every, text.dev_tables), key=sum)
+        row = _cheapest(every, row, text)
         share, each = _fitting(row, text.tables)
         least = int(np.argmin(each))
         why = f"{share:.1%} of the target tokens fit"
@@ -180,6 +183,19 @@ def _shortest(rows, tables):
     found = zip(rows, shares, of_pairs, strict=True)
     enough = (row for row, share, each in found if share >= wanted[0] and np.all(each >= wanted[1]))
     return next(enough, rows[int(np.argmax(shares))])
+
+
+def _cheapest(every, row, text):
+    """The shortest row, of those with one longer side, that is nearly the cheapest by the means."""
+
+    def cost(one):
+        return (one[0] + TARGET_COST * one[1]) / text.of_row(one)[1]
+
+    sources = [one for one in every if one[0] >= row[0] and one[1] == row[1]]
+    targets = [one for one in every if one[0] == row[0] and one[1] > row[1]]
+    longer = sorted(sources + targets, key=sum)
+    least = min(map(cost, longer))
+    return next(one for one in longer if cost(one) <= 1.03 * least)
 
 
 def _fitting(row, tables):
