@@ -27,7 +27,6 @@ import functools
 import random
 import re
 import types
-from collections import ChainMap
 from collections.abc import Mapping
 
 from lingvo_moe.data import synthetic_grammar as lexicon
@@ -218,13 +217,15 @@ def private_words(code: str, count: int) -> Mapping[str, str]:
     return types.MappingProxyType(words)
 
 
+@functools.cache
+def _roots(code, nouns):
+    return {**proto_words(get_language(code).family), **private_words(code, nouns)}
+
+
 def translate(sentence: Sentence, language: SyntheticLanguage, nouns: int = 0) -> str:
     """A tree, whose nouns may be the first of the invented ones, in a language: lower-case words
     separated by spaces."""
-    roots = proto_words(language.family)
-    if nouns:
-        roots = ChainMap(private_words(language.code, nouns), roots)
-    words = proto_sentence(sentence, language, roots).split()
+    words = proto_sentence(sentence, language, _roots(language.code, nouns)).split()
     return " ".join(pronounce(word, language) for word in words)
 
 
