@@ -47,8 +47,10 @@ _BILINGUAL = "small.BilingualNarrow", "small.Bilingual"
 _NUMBER = 40  # of pairs with baselines
 
 
-def _experts(number, *fields):
-    return f"small.Narrow; model.moe=MoEParams({','.join([f'num_experts={number}', *fields])})"
+def _experts(number, **fields):
+    """In every second layer, without dropped choices; fields of MoEParams replace that."""
+    fields = {"num_experts": number, "training": "Ragged()", **fields}
+    return f"small.Narrow; model.moe=MoEParams({','.join(f'{k}={v}' for k, v in fields.items())})"
 
 
 def _dense(layers=2):
@@ -59,8 +61,8 @@ def _dense(layers=2):
 
 _DENSE, _32 = {"dense": _dense()}, {"32 experts": _experts(32)}
 _SIDES = {
-    "32 experts in the encoder": _experts(32, "decoder_num_experts=2"),
-    "32 experts in the decoder": _experts(2, "decoder_num_experts=32"),
+    "32 experts in the encoder": _experts(32, decoder_num_experts=2),
+    "32 experts in the decoder": _experts(2, decoder_num_experts=32),
 }
 # Rows that hold 99.8 % of the tokens with little padding: about 9,500 target tokens a step.
 _FROM_ENGLISH = "input.batch_size=40", "input.source_length=192", "input.target_length=256"
@@ -73,10 +75,7 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
         | {f"{number} experts": _experts(number) for number in (8, 32, 128, 512)}
         | {
             "8 of 128 small experts": _experts(
-                128,
-                "expert=ExpertParams(hidden_dim=128)",
-                "gating=TopK(k=8)",
-                "training=Gather(capacity_factor=8.0)",
+                128, expert="ExpertParams(hidden_dim=128)", gating="TopK(k=8)"
             )
         },
     ),
@@ -99,28 +98,20 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
         _32
         | _SIDES
         | {
-            "in every layer": _experts(32, "every_n=1", "expert=ExpertParams(hidden_dim=384)"),
-            "capacity 1": _experts(32, "training=Gather(capacity_factor=1.0)"),
-            "capacity 1.25": _experts(32, "training=Gather(capacity_factor=1.25)"),
-            "dropless": _experts(32, "training=Ragged()"),
+            "in every layer": _experts(32, every_n=1, expert="ExpertParams(hidden_dim=384)"),
+            "capacity 1": _experts(32, training="Gather(capacity_factor=1.0)"),
+            "capacity 1.25": _experts(32, training="Gather(capacity_factor=1.25)"),
+            "capacity 2": _experts(32, training="Gather(capacity_factor=2.0)"),
             "top-1 of twice the size": _experts(
-                32,
-                "gating=Switch()",
-                "expert=ExpertParams(hidden_dim=1024)",
-                "training=Gather(capacity_factor=1.0)",
+                32, gating="Switch()", expert="ExpertParams(hidden_dim=1024)"
             ),
             "8 of 32 small experts": _experts(  # with a quarter of the weights
-                32,
-                "expert=ExpertParams(hidden_dim=128)",
-                "gating=TopK(k=8)",
-                "training=Gather(capacity_factor=8.0)",
+                32, expert="ExpertParams(hidden_dim=128)", gating="TopK(k=8)"
             ),
-            "loss-free": _experts(32, "gating=TopK(scores=Sigmoid(),bias=LossFree())"),
-            "dropless by language": _experts(
-                32, "training=Ragged()", "router=ByTask(task='target',num_tasks=256)"
-            ),
-            "dropless by language and token": _experts(
-                32, "training=Ragged()", "router=ByTaskAndToken(task='target',num_tasks=256)"
+            "loss-free": _experts(32, gating="TopK(scores=Sigmoid(),bias=LossFree())"),
+            "by language": _experts(32, router="ByTask(task='target',num_tasks=256)"),
+            "by language and token": _experts(
+                32, router="ByTaskAndToken(task='target',num_tasks=256)"
             ),
             "temperature 1": f"{_experts(32)}; input.temperature=1.0",
             "temperature 5": f"{_experts(32)}; input.temperature=5.0",
