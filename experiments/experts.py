@@ -4,13 +4,13 @@ python -m experiments.experts width --data=DATA --runs=build/results/experts [--
 python -m experiments.experts width  # only the table and the picture, of the finished runs
 python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
-DATA was made with `lingvo-moe-prepare --joint_vocab`, for into_english and into_english_sides of
-the other direction, for power_law and baselines with few train lines of most languages. After each
-run experiments/results/experts_STUDY.json has its results, and experts_STUDY.csv, its curves in
-experts_STUDY.png, and experts_STUDY_languages.png are written again. The same command makes only
-what is missing; processes with other --rows or --seeds may share --runs. Baselines are of 40
-languages, at even distances in the order of their train lines; the picture of the languages of
-power_law shows the gain over them.
+Make DATA with `lingvo-moe-prepare --joint_vocab`. into_english and into_english_sides need text
+into English; power_law and baselines need few train lines for most languages. After each run
+experiments/results/experts_STUDY.json has its results, and the table experts_STUDY.csv and the
+pictures experts_STUDY.png (curves) and experts_STUDY_languages.png are written again. The same
+command makes only what is missing; processes with other --rows or --seeds may share --runs.
+Baselines are of 40 languages, at even distances in the order of their train lines; the picture of
+the languages of power_law shows the gain over them.
 """
 
 import argparse
@@ -64,7 +64,7 @@ _SIDES = {
     "32 experts in the encoder": _experts(32, decoder_num_experts=2),
     "32 experts in the decoder": _experts(2, decoder_num_experts=32),
 }
-# Rows that hold 99.8 % of the tokens with little padding: about 9,500 target tokens a step.
+# Rows that hold 99.8 % of the tokens with little padding: about 9,700 target tokens a step.
 _FROM_ENGLISH = "input.batch_size=40", "input.source_length=192", "input.target_length=256"
 _LONG, _EPOCH, _SHORT = (f"train.max_steps={steps}" for steps in (3250, 2400, 1100))
 # params of all rows; row -> model and params

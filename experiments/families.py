@@ -5,10 +5,11 @@ python -m experiments.families LOGDIR/routing.npz experiments/results/experts_fa
 For each MoE layer: languages are compared by how often their tokens choose each expert, minus the
 mean over these languages. The table has the mean cosine of two languages of a family, as a mean
 over families; that of two languages of different families; and how many languages are most similar
-to one of their family. Both are compared with families whose languages are drawn at random.
+to one of their family. The difference of cosines (p) and this number are compared with families
+whose languages are drawn at random.
 
-families.csv names the families of eBible's languages, by the names of Ethnologue, whose wide
-families not all linguists accept. Languages without relatives in the corpus are left out. Related
+families.csv has the families of eBible's languages as Ethnologue names them; linguists dispute the
+largest ones. Languages without relatives in the corpus are left out. Related
 languages often also have the same books, so the same English verses in dev.
 """
 
@@ -67,8 +68,8 @@ def compare(load: np.ndarray, labels: np.ndarray) -> tuple[float, float, float, 
 
     Returns:
         The mean cosine of the first, as a mean over families, and of the second; p, the share of
-        random families of the same sizes, and of these ones, whose difference is at least as large;
-        the share of languages whose most similar language is of their family, and its mean over
+        draws, with the real families counted as one, whose difference is at least as large; the
+        share of languages whose most similar language is of their family, and its mean over
         random families.
 
     Raises:
@@ -78,7 +79,7 @@ def compare(load: np.ndarray, labels: np.ndarray) -> tuple[float, float, float, 
     shares -= shares.mean(axis=0)
     norms = np.linalg.norm(shares, axis=1, keepdims=True)
     if norms.min() < 1e-9:
-        raise ValueError("A language chooses experts as all do on average: compare another layer.")
+        raise ValueError("A language chooses experts exactly as the average does: no cosine.")
     unit = shares / norms
     cosines = unit @ unit.T
     others, names = ~np.eye(len(labels), dtype=bool), np.unique(labels)

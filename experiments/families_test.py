@@ -23,7 +23,7 @@ def test_languages_of_a_family_share_experts():
     p, nearest = families.compare(load, rng.permutation(labels))[2:4]
     assert p > 0.05
     assert nearest < 0.7
-    with pytest.raises(ValueError, match="another layer"):
+    with pytest.raises(ValueError, match="exactly as the average"):
         families.compare(np.ones((18, 2)), labels)
 
 

@@ -208,7 +208,7 @@ class _Origins:
         if new.task != old.task:
             raise ValueError(
                 f"The router routes by the {new.task}, that of init.logdir by the {old.task}. Draw "
-                f"its table at random: --set=\"init.redraw=('/task_gate$',)\"."
+                f"the new table at random: --set=\"init.redraw=('/task_gate$',)\"."
             )
         of, before = self._new.task.pairs, self._old.task.pairs
         known = dict(zip(old.task_names(before), old.task_ids(before), strict=True))

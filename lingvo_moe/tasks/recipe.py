@@ -25,7 +25,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 UNIT = 32  # tokens; of rows
 FITTING, FITTING_PAIR = 0.99, 0.98  # shares of the target tokens of all pairs, and of each pair
 ENOUGH_DEV = 100  # dev lines of each pair, to judge by them
-TARGET_COST = 2.5  # about: the time of a target position over that of a source position
+TARGET_COST = 2.5  # about: time of a target position / time of a source position
 FULL = 0.95  # share of the tokens of packed rows that are not padding
 SIZE_UNIT = 32  # rows of an embedding table, so that the devices of a mesh can share it
 ENOUGH = 8  # times the steps until a model uses its sources: nearly the best dev BLEU
@@ -186,7 +186,7 @@ def _shortest(rows, tables):
 
 
 def _cheapest(every, row, text):
-    """The shortest row, of those with one longer side, that is nearly the cheapest by the means."""
+    """The shortest of this row and those with one side longer, of about the least time."""
 
     def cost(one):
         return (one[0] + TARGET_COST * one[1]) / text.of_row(one)[1]

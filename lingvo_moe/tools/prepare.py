@@ -30,8 +30,8 @@ TABLE = (
     Flag("zero_shot", NAMES, None,
          "With --synthetic: pairs such as qna-qka with dev and test text only."),
     Flag("private_nouns", int, 0,
-         "With --synthetic: this number of invented nouns, for each of which a language has its "
-         "own word. Then a model has much to remember.", least=0),
+         "With --synthetic: replace all nouns by this many invented ones; each language has its "
+         "own word for each. So a model has much to remember.", least=0),
     Flag("output", str, None, "Directory for the dataset.", required=True),
     *common.flags_of(
         PrepareParams(),
