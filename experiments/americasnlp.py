@@ -4,7 +4,7 @@ python -m experiments.americasnlp CORPUS OUTPUT [--dev=DIR] [--verses=SPANISH,bz
 
 CORPUS is in the layout of lingvo-moe-prepare, plain files. The organisers allow dev lines for
 training (track 1): with --dev most of them are the train lines of a second corpus in DIR, and
-OUTPUT's dev has only the lines of every ninth Spanish sentence, the same ones for all languages.
+OUTPUT's dev keeps about a ninth of the Spanish sentences, the same ones for all languages.
 Files with verses, such as those of eBible, have a verse in each line, the same one in all files; a
 line may be empty.
 """
@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-_HELD_OUT = 9  # of so many Spanish sentences of dev one stays in dev
+_HELD_OUT = 9  # about one of this many Spanish sentences stays in dev
 
 
 def main() -> None:

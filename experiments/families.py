@@ -9,8 +9,8 @@ to one of their family. The difference of cosines (p) and this number are compar
 whose languages are drawn at random.
 
 families.csv has the families of eBible's languages as Ethnologue names them; linguists dispute the
-largest ones. Languages without relatives in the corpus are left out. Related
-languages often also have the same books, so the same English verses in dev.
+largest ones. Languages without relatives in the corpus are left out. Related languages often also
+have the same books, so the same English verses in dev.
 """
 
 import argparse
