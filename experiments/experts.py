@@ -7,8 +7,9 @@ python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 Make DATA with `lingvo-moe-prepare --joint_vocab`. into_english and into_english_sides need text
 into English; power_law and baselines need few train lines for most languages. After each run
 experiments/results/experts_STUDY.json has its results, and the table experts_STUDY.csv and the
-pictures experts_STUDY.png (curves) and experts_STUDY_languages.png are written again. The same
-command makes only what is missing; processes with other --rows or --seeds may share --runs.
+pictures experts_STUDY.png (curves) and experts_STUDY_languages.png are written again, and
+experts_hours.png of all studies with the data of width. The same command makes only what is
+missing; processes with other --rows or --seeds may share --runs.
 Baselines are of 40 languages, at even distances in the order of their train lines; the picture of
 the languages of power_law shows the gain over them.
 """
@@ -42,6 +43,7 @@ COMMON = (
     "train.best_by=DevLoss()",
     "train.dev_bleu_sentences=0",
 )
+SAME_DATA = "width", "routing", "depth"  # studies
 LEVELS = 4.5, 4.2, 3.9  # dev losses, nats per target token
 _BILINGUAL = "small.BilingualNarrow", "small.Bilingual"
 _NUMBER = 40  # of pairs with baselines
@@ -146,9 +148,9 @@ def main() -> None:
             settings = [Setting.parse(f"{row}: {study[row]}")]
             made = compare(settings, data, runs, [seed], common, Local, print, split="test")
             _save(path.with_suffix(".json"), made)
-            write(args.study, path)
+            write(args.study, RESULTS)
     else:
-        write(args.study, path)
+        write(args.study, RESULTS)
 
 
 def _make_baselines(data: Path, output: Path) -> None:
@@ -191,11 +193,16 @@ def _save(path: Path, runs: Iterable[dict[str, Any]]) -> None:
     write_whole(path, json.dumps({"runs": list(found.values())}, indent=1) + "\n")
 
 
-def write(study: str, path: Path) -> None:
-    """Writes path.csv, path.png and path_languages.png from the runs in path.json."""
-    saved = _saved(path.with_suffix(".json"))
+def _rows(study, folder):
+    """Row -> its runs, in the order of the study."""
+    saved = _saved(folder / f"experts_{study}.json")
     by_row = {row: [run for run in saved if run["row"] == row] for row in STUDIES[study][1]}
-    rows = {row: runs for row, runs in by_row.items() if runs}
+    return {row: runs for row, runs in by_row.items() if runs}
+
+
+def write(study: str, folder: Path) -> None:
+    """Writes the table and the pictures of a study, and the picture of all, from folder's runs."""
+    rows, path = _rows(study, folder), folder / f"experts_{study}"
     if not rows:
         raise ValueError(f"{path}.json has no runs. Make them: give --data and --runs.")
     table = compare_table([run for runs in rows.values() for run in runs])
@@ -208,8 +215,10 @@ def write(study: str, path: Path) -> None:
     write_csv(path.with_suffix(".csv"), table)
     bilingual = read_json(BASELINES) if study == "power_law" and BASELINES.exists() else {}
     write_whole(path.with_suffix(".png"), to_png(draw_curves(rows)))
-    languages = path.with_name(f"{path.name}_languages.png")
-    write_whole(languages, to_png(draw_languages(rows, bilingual)))
+    write_whole(folder / f"{path.name}_languages.png", to_png(draw_languages(rows, bilingual)))
+    if study in SAME_DATA:
+        studies = {name: _rows(name, folder) for name in SAME_DATA}
+        write_whole(folder / "experts_hours.png", to_png(draw_hours(studies)))
 
 
 def _curve(runs):
@@ -242,6 +251,33 @@ def draw_curves(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     by_tokens.set(xlabel="target tokens, millions", ylabel="dev loss, nats per token")
     by_hours.set(xlabel="hours of steps, one core", ylabel="dev loss, nats per token")
     return _finish(figure)
+
+
+def draw_hours(studies: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> Figure:
+    """Dev loss and chrF++ of each row of each study over its hours of training steps (figure 1).
+
+    The legend has the names of the numbered points.
+    """
+    figure = Figure((12, 6), layout="constrained", dpi=110)
+    axes = figure.subplots(1, 2)
+    points = [
+        (f"{study}: {name}", runs, color)
+        for (study, rows), color in zip(studies.items(), COLORS, strict=False)
+        for name, runs in rows.items()
+    ]
+    for one, score, label in zip(
+        axes, ("dev_loss", "chrf"), ("dev loss, nats per token", "chrF++"), strict=True
+    ):
+        one.set(xlabel="hours of steps, one core", ylabel=label)
+        one.grid(alpha=0.3)
+        for number, (name, runs, color) in enumerate(points, 1):
+            at = _curve(runs)[2][-1], np.mean([run[score] for run in runs])
+            style = {"color": color, "alpha": 0.7, "markersize": 13}
+            one.plot(*at, "o", label=f"{number} {name}", **style)
+            place = {"ha": "center", "va": "center", "color": "white", "fontsize": "x-small"}
+            one.text(*at, str(number), **place)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    return figure
 
 
 def draw_languages(

@@ -12,21 +12,25 @@ def _run(row, seed):
     loss, chrf = 3.0 - 0.5 * seed, 20.0 + seed
     made = {"row": row, "seed": seed, "dev_loss": loss, "curve": [[10, 5.0], [20, loss]]}
     pairs = {"en-aa": [10, 1.0, 7.0], "en-bb": [90, 1.0, chrf]}
-    return made | {"target_tokens": 2_000_000, "step_seconds": 1.8, "pairs": pairs}
+    return made | {"target_tokens": 2_000_000, "step_seconds": 1.8, "chrf": chrf, "pairs": pairs}
 
 
 def test_table_and_picture(tmp_path):
     runs = [_run("32 experts", 1), _run("32 experts", 2), _run("dense", 1), _run("other", 1)]
-    (tmp_path / "width.json").write_text(json.dumps({"runs": runs}))
-    experts.write("width", tmp_path / "width")
-    _, *rows = (tmp_path / "width.csv").read_text().splitlines()
+    (tmp_path / "experts_width.json").write_text(json.dumps({"runs": runs}))
+    experts.write("width", tmp_path)
+    _, *rows = (tmp_path / "experts_width.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["dense", "32 experts"]  # in the study's order
     assert rows[1].endswith(",1.2,1.3,1.4")  # from 5 to a mean of 2.25 between 1M and 2M tokens
-    assert (tmp_path / "width_languages.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("experts_width_languages.png", "experts_hours.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     axes = experts.draw_curves({"32 experts": runs[:2]}).axes
     tokens, hours = (one.lines[0].get_xydata().tolist() for one in axes)
     assert tokens == [[1, 5.0], [2, 2.25]]  # means of both seeds
     assert hours == [[0.005, 5.0], [0.01, 2.25]]
+    losses, scores = experts.draw_hours({"width": {"32 experts": runs[:2]}}).axes
+    ends = [one.lines[0].get_xydata().tolist() for one in (losses, scores)]
+    assert ends == [[[0.01, 2.25]], [[0.01, 21.5]]]
     chrf, _ = experts.draw_languages({"32 experts": runs[:2]}, {}).axes
     assert chrf.lines[0].get_ydata().tolist() == [14.25, 14.25]
     gains = experts.draw_languages({"dense": runs[2:3]}, {"en-bb": [90, 0.4, 5.0]}).axes
