@@ -27,6 +27,8 @@ from matplotlib.figure import Figure
 from experiments.tables import write_csv
 from lingvo_moe.api import train_baselines
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.evaluation.evaluate import read_hypotheses
+from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.plot import moving_average
 from lingvo_moe.jobs.compare import FILE, Setting, compare, compare_table
 from lingvo_moe.reporting.figure import COLORS, to_png
@@ -147,7 +149,7 @@ def main() -> None:
             _save(runs / FILE, known)
             settings = [Setting.parse(f"{row}: {study[row]}")]
             made = compare(settings, data, runs, [seed], common, Local, print, split="test")
-            _save(path.with_suffix(".json"), made)
+            _save(path.with_suffix(".json"), [with_spbleu(run, runs) for run in made])
             write(args.study, RESULTS)
     else:
         write(args.study, RESULTS)
@@ -182,6 +184,19 @@ def _check_data(data, runs):
             )
 
 
+def with_spbleu(run: dict[str, Any], runs: Path) -> dict[str, Any]:
+    """A run with the spBLEU of each pair over the model's own pieces, if its report is in runs.
+
+    BLEU says little about languages with long words.
+    """
+    logdir = runs / run["row"] / str(run["seed"])
+    if "spbleu" in run or not (logdir / "report").exists():
+        return run
+    metric = SpBleu(model=str(logdir / "target.model"))
+    outputs = (read_hypotheses(logdir / "report", run["split"], pair) for pair in run["pairs"])
+    return run | {"spbleu": {one.pair: round(metric.score(one), 2) for one in outputs}}
+
+
 def _saved(path: Path) -> list[dict[str, Any]]:
     return read_json(path)["runs"] if path.exists() else []
 
@@ -206,8 +221,10 @@ def write(study: str, folder: Path) -> None:
     if not rows:
         raise ValueError(f"{path}.json has no runs. Make them: give --data and --runs.")
     table = compare_table([run for runs in rows.values() for run in runs])
-    columns = [f"M tokens to {level}" for level in LEVELS]
-    cells = [[_millions(runs, level) for level in LEVELS] for runs in rows.values()]
+    columns = ["spBLEU", *(f"M tokens to {level}" for level in LEVELS)]
+    cells = [
+        [_spbleu(runs), *(_millions(runs, level) for level in LEVELS)] for runs in rows.values()
+    ]
     table = Table(
         [*table.columns, *columns], [[*a, *b] for a, b in zip(table.rows, cells, strict=True)]
     )
@@ -227,6 +244,11 @@ def _curve(runs):
     tokens = np.mean([run["target_tokens"] for run in runs]) / steps[-1]
     seconds = np.mean([run["step_seconds"] for run in runs])
     return steps * tokens / 1e6, losses, steps * seconds / 3600
+
+
+def _spbleu(runs):
+    scores = [score for run in runs for score in run.get("spbleu", {}).values()]
+    return f"{np.mean(scores):.2f}" if scores else ""
 
 
 def _millions(runs, level):

@@ -1,8 +1,12 @@
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from experiments import experts
+from lingvo_moe.evaluation.evaluate import write_hypotheses
+from lingvo_moe.evaluation.scores import PairOutput
 from lingvo_moe.nn.layer import count_weights
 from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.translation import TranslationTask
@@ -16,12 +20,15 @@ def _run(row, seed):
 
 
 def test_table_and_picture(tmp_path):
-    runs = [_run("32 experts", 1), _run("32 experts", 2), _run("dense", 1), _run("other", 1)]
+    runs = [_run("32 experts", 1) | {"spbleu": {"en-aa": 3.0, "en-bb": 5.0}}]
+    runs += [_run("32 experts", 2), _run("dense", 1), _run("other", 1)]
     (tmp_path / "experts_width.json").write_text(json.dumps({"runs": runs}))
     experts.write("width", tmp_path)
     _, *rows = (tmp_path / "experts_width.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["dense", "32 experts"]  # in the study's order
-    assert rows[1].endswith(",1.2,1.3,1.4")  # from 5 to a mean of 2.25 between 1M and 2M tokens
+    assert rows[1].endswith(
+        ",4.00,1.2,1.3,1.4"
+    )  # from 5 to a mean of 2.25 between 1M and 2M tokens
     for name in ("experts_width_languages.png", "experts_hours.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     axes = experts.draw_curves({"32 experts": runs[:2]}).axes
@@ -36,6 +43,25 @@ def test_table_and_picture(tmp_path):
     gains = experts.draw_languages({"dense": runs[2:3]}, {"en-bb": [90, 0.4, 5.0]}).axes
     # of the pair with a baseline: 21 - 5 and 1.0 - 0.4
     assert [axes.lines[0].get_ydata().tolist() for axes in gains] == [[16.0], [0.6]]
+
+
+def test_spbleu(tmp_path):
+    logdir = tmp_path / "dense/1"
+    model = Path(__file__).parents[1] / "testdata/huggingface/m2m100/sentencepiece.bpe.model"
+    for pair, hypothesis in (("en-aa", "one two three four"), ("en-bb", "one two three")):
+        output = PairOutput(
+            pair=pair,
+            train_examples=1,
+            sources=["x"],
+            hypotheses=[hypothesis],
+            references=["one two three four"],
+        )
+        write_hypotheses(logdir / "report", "test", output)
+    shutil.copy(model, logdir / "target.model")
+    run = _run("dense", 1) | {"split": "test"}
+    found = experts.with_spbleu(run, tmp_path)["spbleu"]
+    assert found["en-aa"] == 100 > found["en-bb"] > 0
+    assert experts.with_spbleu(run, tmp_path / "other") == run  # without its report
 
 
 @pytest.mark.parametrize("study", experts.STUDIES)
