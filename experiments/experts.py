@@ -17,7 +17,7 @@ the languages of power_law shows the gain over them.
 import argparse
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.evaluate import read_hypotheses
 from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.plot import moving_average
-from lingvo_moe.jobs.compare import FILE, Setting, compare, compare_table
+from lingvo_moe.jobs.compare import FILE, Setting, add_runs, compare, compare_table
 from lingvo_moe.reporting.figure import COLORS, to_png
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.local import Local
@@ -112,7 +112,9 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
             "8 of 32 small experts": _experts(  # with a quarter of the weights
                 32, expert="ExpertParams(hidden_dim=128)", gating="TopK(k=8)"
             ),
-            "loss-free": _experts(32, gating="TopK(scores=Sigmoid(),bias=LossFree())"),
+            "loss-free": _experts(
+                32, gating="TopK(scores=Sigmoid(),bias=LossFree(),balance=ByGroup(weight=0.0))"
+            ),
             "by language": _experts(32, router="ByTask(task='target',num_tasks=256)"),
             "by language and token": _experts(
                 32, router="ByTaskAndToken(task='target',num_tasks=256)"
@@ -144,12 +146,10 @@ def main() -> None:
         rows, seeds = (args.rows or ",".join(study)).split(","), args.seeds.split(",")
         common = [*COMMON, *of_study]
         for seed, row in itertools.product(map(int, seeds), rows):
-            known = [*_saved(runs / FILE), *_saved(path.with_suffix(".json"))]
-            _check_data(data, known)
-            _save(runs / FILE, known)
+            add_runs(runs / FILE, _saved(path.with_suffix(".json")))
             settings = [Setting.parse(f"{row}: {study[row]}")]
             made = compare(settings, data, runs, [seed], common, Local, print, split="test")
-            _save(path.with_suffix(".json"), [with_spbleu(run, runs) for run in made])
+            add_runs(path.with_suffix(".json"), [with_spbleu(run, runs) for run in made])
             write(args.study, RESULTS)
     else:
         write(args.study, RESULTS)
@@ -172,18 +172,6 @@ def _make_baselines(data: Path, output: Path) -> None:
     write_whole(BASELINES, json.dumps(scores, indent=1) + "\n")
 
 
-def _check_data(data, runs):
-    """Raises ValueError: the runs were made with other data."""
-    lines = {pair.name: pair.examples.get("train", 0) for pair in data.pairs}
-    for run in runs:
-        changed = [pair for pair, of in run["pairs"].items() if of[0] != lines.get(pair)]
-        if changed:
-            raise ValueError(
-                f"The run of {run['row']!r} has {run['pairs'][changed[0]][0]} train lines of "
-                f"{changed[0]}, --data has {lines.get(changed[0])}. Give the study's own data."
-            )
-
-
 def with_spbleu(run: dict[str, Any], runs: Path) -> dict[str, Any]:
     """A run with the spBLEU of each pair over the model's own pieces, if its report is in runs.
 
@@ -199,13 +187,6 @@ def with_spbleu(run: dict[str, Any], runs: Path) -> dict[str, Any]:
 
 def _saved(path: Path) -> list[dict[str, Any]]:
     return read_json(path)["runs"] if path.exists() else []
-
-
-def _save(path: Path, runs: Iterable[dict[str, Any]]) -> None:
-    """Writes runs; the last one of a row and seed."""
-    found = {(run["row"], run["seed"]): run for run in runs}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"runs": list(found.values())}, indent=1) + "\n")
 
 
 def _rows(study, folder):
@@ -256,6 +237,8 @@ def _millions(runs, level):
     tokens, losses, _ = _curve(runs)
     if min(losses) > level:
         return ""
+    if losses[0] < level:  # at the first evaluation
+        return f"< {tokens[0]:.1f}"
     return f"{np.interp(-level, -np.minimum.accumulate(losses), tokens):.1f}"
 
 

@@ -32,6 +32,10 @@ def test_table_and_picture(tmp_path):
     for name in ("experts_width_languages.png", "experts_hours.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     axes = experts.draw_curves({"32 experts": runs[:2]}).axes
+    late = [{**one, "curve": one["curve"][1:]} for one in runs[:1]]
+    (tmp_path / "experts_width.json").write_text(json.dumps({"runs": late}))
+    experts.write("width", tmp_path)
+    assert (tmp_path / "experts_width.csv").read_text().endswith(",< 2.0,< 2.0,< 2.0\n")
     tokens, hours = (one.lines[0].get_xydata().tolist() for one in axes)
     assert tokens == [[1, 5.0], [2, 2.25]]  # means of both seeds
     assert hours == [[0.005, 5.0], [0.01, 2.25]]

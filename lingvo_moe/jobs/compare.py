@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from lingvo_moe.jobs.evaluation import evaluate
 from lingvo_moe.jobs.training import TrainingJob, train_model
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.system.files import check_file_name, read_json, write_whole
+from lingvo_moe.system.lock import hold
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.training.summaries import read_scalars
@@ -99,13 +100,14 @@ def compare(
         All runs of compare.json; see `measure`.
 
     Raises:
-        ValueError: a row has runs with other params, or plug-ins have changed since.
+        ValueError: a row has runs with other params, runs have other data, or plug-ins have changed
+            since.
         ValueError, OSError, SystemExit: as `train_model` and `evaluate`.
     """
     runs = _known(output / FILE)
-    made = {one.name: _made_with(one, overrides) for one in settings}
+    made = {one.name: _made_with(one, overrides, dataset) for one in settings}
     for known in runs.values():
-        _check_same(known, made.get(known["row"], known))
+        _check_same(known, made.get(known["row"], known | {"data": dataset.sha256}))
     missing = [
         (setting, seed)
         for seed in seeds
@@ -132,26 +134,39 @@ def compare(
         if split and scored != split:
             of = ModelDir.open(logdir), dataset, scores, make_runtime, job.report
             evaluate(*of, split=split, overwrite=True)
-        runs = _known(output / FILE)  # another process may have added some
-        runs[setting.name, seed] = {
-            "row": setting.name,
-            "seed": seed,
-            **made[setting.name],
-            **measure(logdir),
-        }
-        done = list(runs.values())
-        write_whole(output / FILE, json.dumps({"runs": done}, indent=1) + "\n")
-        report(f"\n{compare_table(done).to_text()}")
+        run = {"row": setting.name, "seed": seed, **made[setting.name], **measure(logdir)}
+        runs = add_runs(output / FILE, [run])
+        report(f"\n{compare_table(list(runs.values())).to_text()}")
     return list(runs.values())
+
+
+def add_runs(path: Path, runs: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Adds runs to a file, which other processes may do too. They replace those of row and seed.
+
+    Args:
+        path: such as OUTPUT/compare.json.
+        runs: with row, seed and what `compare` gives them.
+
+    Returns:
+        (row, seed) -> run: all runs of the file.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    with hold(path.parent, f"{path.name}.lock", wait=True):
+        merged = _known(path) | {(run["row"], run["seed"]): run for run in runs}
+        write_whole(path, json.dumps({"runs": list(merged.values())}, indent=1) + "\n")
+    return merged
 
 
 def _is_done(run: Mapping[str, Any] | None, split: str | None) -> bool:
     return run is not None and (split is None or run.get("split") == split)
 
 
-def _made_with(setting: Setting, overrides: Sequence[str]) -> dict[str, Any]:
+def _made_with(setting: Setting, overrides: Sequence[str], dataset: Dataset) -> dict[str, Any]:
     """What the runs of a row have in common."""
     return {
+        "data": dataset.sha256,
         "model": setting.model,
         "set": [*overrides, *setting.overrides],
         "plugins": {name: digest(name) for name in imported()},
@@ -160,11 +175,12 @@ def _made_with(setting: Setting, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _check_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Checks that a finished run fits the runs of its row that this call makes."""
-    before, after = ({"model": one["model"], "set": one["set"]} for one in (run, now))
+    keys = [key for key in ("data", "model", "set") if run.get(key) != now[key]]
+    before, after = ({key: one.get(key) for key in keys} for one in (run, now))
     changed = [
         n for n, d in run.get("plugins", {}).items() if now.get("plugins", {}).get(n, d) != d
     ]
-    if before != after or changed:
+    if keys or changed:
         why = f"before {', '.join(changed)} changed" if changed else f"with {before}, not {after}"
         raise ValueError(
             f"The row {run['row']!r} has a run of seed {run['seed']} that was made {why}. Give the "

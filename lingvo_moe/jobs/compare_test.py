@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from lingvo_moe.evaluation.report import save_report
-from lingvo_moe.jobs.compare import FILE, Setting, compare, compare_table
+from lingvo_moe.jobs.compare import FILE, Setting, add_runs, compare, compare_table
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import SMALLEST
@@ -85,13 +85,25 @@ def test_differences_are_paired_by_seed():
 
 def test_a_row_has_runs_of_one_setting(tmp_path, monkeypatch):
     made = {"row": "top-1", "seed": 5, "model": "tiny.MoE", "plugins": {"mine.py": "before"}}
-    made["set"] = [*_SHORT, *_ROW.overrides]
+    made |= {"set": [*_SHORT, *_ROW.overrides], "data": dataset().sha256}
     monkeypatch.setattr("lingvo_moe.jobs.compare.imported", lambda: ("mine.py",))
-    for changes in ({"set": made["set"][1:]}, {"model": "tiny.Dense"}, {}):
+    other = {"row": "top-2", "data": "other"}
+    for changes in ({"set": made["set"][1:]}, {"model": "tiny.Dense"}, {}, other):
         (tmp_path / FILE).write_text(json.dumps({"runs": [made | changes]}))
-        with pytest.raises(ValueError, match=r"'top-1' has a run of seed 5.*Give"):
+        with pytest.raises(ValueError, match=r"'top-.' has a run of seed 5.*Give"):
             compare([_ROW], dataset(), tmp_path, [6], _SHORT, Local, print)
     assert not (tmp_path / "top-1").exists()
+
+
+def test_a_run_that_another_process_adds_meanwhile_is_kept(tmp_path, monkeypatch):
+    def measure(logdir):
+        add_runs(tmp_path / FILE, [{"row": "theirs", "seed": 1, "dev_loss": 3.0}])
+        return {"dev_loss": 2.0}
+
+    monkeypatch.setattr("lingvo_moe.jobs.compare.train_model", _pretend_to_train)
+    monkeypatch.setattr("lingvo_moe.jobs.compare.measure", measure)
+    made = compare([_ROW], dataset(), tmp_path, [1], _SHORT, Local, print, split=None)
+    assert {run["row"] for run in made} == {"theirs", "top-1"}
 
 
 @pytest.mark.parametrize("text", ["top-1", ": tiny.MoE", "a/b: tiny.MoE"])

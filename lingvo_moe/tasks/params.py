@@ -23,7 +23,8 @@ class RecipeParams(Params):
     """Numbers of the rules that fill params which are FROM_DATA; see tasks.recipe.
 
     Attributes:
-        batch_tokens: target tokens of a step, padding included.
+        batch_tokens: target tokens of a step whose rows are full on one side. The padding of the
+            other side is not counted.
         epochs: of the pair with most lines, if the steps are within the limits.
         most_tokens: largest number of target tokens of a run, unless that is too short to learn to
             translate.

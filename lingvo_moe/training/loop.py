@@ -311,8 +311,8 @@ class _Loop:
         return steps + evaluations * self.evaluation_seconds
 
     def _evaluate(self):
-        start = time.monotonic()
         self._log()
+        start = time.monotonic()
         evaluation = self.evaluate(self.step)
         if evaluation is not None:
             self.report(f"step {self.step}  {evaluation.text}")
@@ -330,6 +330,7 @@ class _Loop:
         self.meter.leave_out(self.evaluation_seconds)
 
     def _save(self):
+        self._log()  # else a resumed run would not show the steps since the last line
         state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
         with self._watched():
             self.saver.save(self.step, {**self.runtime.state(), **state}, self.best)

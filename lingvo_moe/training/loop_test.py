@@ -155,15 +155,16 @@ def test_the_time_left_includes_evaluations_after_the_first(tmp_path, monkeypatc
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_the_same_call_resumes_exactly(tmp_path, number, capsys):
     batches = Counting({4: lambda: os.kill(os.getpid(), number)})
-    total, result, lines = _train(tmp_path, batches=batches)
+    total, result, lines = _train(tmp_path, batches=batches, log_every=3)
     assert (total, result.step, result.finished, result.signal) == (10, 4, False, number)
     assert capsys.readouterr().err.startswith(
         f"{number.name}: saving after the current step or evaluation"
     )
     assert lines[-1].startswith("Interrupted at step 4")
-    total, result, lines = _train(tmp_path)
+    total, result, lines = _train(tmp_path, log_every=3)
     assert lines[0] == "Resuming from step 4."
     assert (total, result.step, result.finished, result.signal) == (55, 10, True, None)
+    assert sum(tokens for _, tokens in _points(tmp_path, "train/tokens")) == 20  # 2 a step
 
 
 def test_a_signal_at_the_last_step_is_told_too(tmp_path):

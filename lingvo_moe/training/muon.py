@@ -31,7 +31,7 @@ class Muon(Adafactor):
     values set to about 1. So its root mean square is at most about 1 / √max(R, C). It is scaled to
     matrix_factor · rate · max(RMS(weight), min_scale). So one learning rate serves both rules.
     Experts and the layers of a scan are independent matrices, as for Adafactor. A matrix without a
-    gradient, such as an expert without tokens, does not change.
+    gradient, such as an expert without tokens, does not change, but for weight_decay.
 
     Adafactor updates vectors, matrices with a side shorter than min_dim_size_to_factor, and weights
     with one of the `adafactor_dims`. `beta1`, `beta2`, `beta2_exponent` and `clip_threshold` are
@@ -44,8 +44,8 @@ class Muon(Adafactor):
             used.
         matrix_factor: the root mean square of a change, relative to that of Adafactor with a
             clip_threshold of 1.
-        iterations: number of Newton-Schulz iterations. Three leave singular values below 0.03
-            smaller than 0.68, if the norm is 1; five leave those below 0.003.
+        iterations: number of Newton-Schulz iterations. Three leave singular values below 0.017
+            smaller than 0.68, if the norm is 1; five leave those below 0.0015.
         adafactor_dims: letters of dimensions whose weights are updated by Adafactor: the vocabulary
             and the gates.
     """

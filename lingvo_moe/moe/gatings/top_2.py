@@ -36,6 +36,10 @@ class Top2(Gating):
     second_expert: Literal["always", "random", "sampled", "never"] = "random"
     balance: BalanceLoss = BY_GROUP
 
+    @property
+    def choices_per_token(self):
+        return 1 if self.second_expert == "never" else 2
+
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         gates, num_experts = tf.nn.softmax(logits), logits.shape[-1]  # [G, S, E]
         if self.second_expert == "sampled" and context.training and num_experts > 1:

@@ -187,6 +187,10 @@ def test_random_routing_is_the_seeds():
     assert np.any(one.dispatched.numpy() != other.dispatched.numpy())
 
 
+def test_choices_per_token():
+    assert (NEVER.choices_per_token, Top2().choices_per_token) == (1, 2)
+
+
 def test_evaluation_is_never_random():
     logits = tf.random.stateless_normal([2, 64, 4], [1, 2])
     mask = tf.ones([2, 64], tf.bool)
