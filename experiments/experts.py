@@ -64,6 +64,7 @@ def _dense(layers=2):
 
 
 _DENSE, _32 = {"dense": _dense()}, {"32 experts": _experts(32)}
+_EVERY = _experts(32, every_n=1, expert="ExpertParams(hidden_dim=384)")
 _SIDES = {
     "32 experts in the encoder": _experts(32, decoder_num_experts=2),
     "32 experts in the decoder": _experts(2, decoder_num_experts=32),
@@ -78,6 +79,7 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
         _DENSE
         | {f"{number} experts": _experts(number) for number in (8, 32, 128, 512)}
         | {
+            "32 experts in every layer": _EVERY,
             "8 of 128 small experts": _experts(
                 128, expert="ExpertParams(hidden_dim=128)", gating="TopK(k=8)"
             )
@@ -102,7 +104,7 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
         _32
         | _SIDES
         | {
-            "in every layer": _experts(32, every_n=1, expert="ExpertParams(hidden_dim=384)"),
+            "in every layer": _EVERY,
             "capacity 1": _experts(32, training="Gather(capacity_factor=1.0)"),
             "capacity 1.25": _experts(32, training="Gather(capacity_factor=1.25)"),
             "capacity 2": _experts(32, training="Gather(capacity_factor=2.0)"),
