@@ -40,7 +40,8 @@ _CODES = dict(
 )
 # Ends that sentencex does not know: of Khmer and Tibetan, "…" and line ends inside a text.
 _MORE_ENDS = re.compile(
-    rf"[។៕༈།-༒༔‼⁇-⁉]+{_CLOSING}\s*|…{_CLOSING}\s+(?=[A-ZÀ-ÞΑ-ΩА-Я])|\s*{LINE_ENDS}\s*"
+    rf"[។៕༈།-༒༔‼⁇-⁉]+{_CLOSING}\s*|…{_CLOSING}\s+(?=[A-ZÀ-ÞΑ-ΩА-Я])"
+    rf"|(?<!\s)\s*{LINE_ENDS}\s*"  # from the first space, else each of n spaces reads the others
 )
 # No end: an initial ("J."), which is no letter after a mark, and a point without a space after it.
 _NO_END = re.compile(rf"(?<![^\s.\-{re.escape(_OPENING)}])[^\W\d_]\.\s*$|[.!?]$")

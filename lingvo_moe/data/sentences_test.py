@@ -23,6 +23,7 @@ from lingvo_moe.data.sentences import Part, join_parts, split_sentences, split_t
         ("en", "It works. 12 345."),
         ("en", "one\u2028|two \u2029 |three\x85|four"),
         ("en", "." * 100_000),
+        ("en", f"one{' ' * 100_000}two"),
         ("de", "Er kam am 3. Mai mit Dr. Ott, z.B. um 7. |Nr. 5 fehlt."),
         ("deu_Latn", "Er kam am 3. Mai. |Nr. 5 fehlt."),
         ("zh_Hans", "一。|二！」|三"),

@@ -18,12 +18,13 @@ GAP = (  # between words: spaces, control characters and marks of direction
 )
 _IN_URL = f"[^{GAP}\u3001-\u303f\uff00-\uff65]"  # not the punctuation of Chinese and Japanese
 _DOMAIN = "[A-Za-z0-9.-]"  # no (?i), which Python and RE2 read differently: K, ſ and İ
+_HOST = rf"{_DOMAIN}+\.(?:com|edu|gov|net|org|COM|EDU|GOV|NET|ORG)"
 ADDRESS = (  # a URL, a domain or an e-mail address, in brackets or quotes
     r"""[("'<\[{]*(?:"""
     rf"""(?:[A-Za-z][A-Za-z0-9+.-]*://|[Ww]{{3}}\.){_IN_URL}+"""
-    rf"""|{_DOMAIN}+\.(?:com|edu|gov|net|org|COM|EDU|GOV|NET|ORG)(?:[/:?#]{_IN_URL}*)?"""
-    rf"""|(?:mailto:)?[A-Za-z0-9._%+-]+@{_DOMAIN}+\.[A-Za-z0-9-]+"""
-    r""")[)"'>\]},.;:!?]*"""
+    rf"""|{_HOST}[/:?#]{_IN_URL}*"""
+    rf"""|(?:{_HOST}|(?:mailto:)?[A-Za-z0-9._%+-]+@{_DOMAIN}+\.[A-Za-z0-9-]+)"""
+    r"""[)"'>\]},.;:!?]*)"""
 )
 INFORMATION = "ℹ"  # an emoji that Unicode counts as a letter
 SMALL = "ß" + INFORMATION  # lower-case letters that a line in capitals may have

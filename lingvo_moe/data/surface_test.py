@@ -31,6 +31,9 @@ def test_a_long_line_takes_little_time():
         "a@" * 150_000,
         "(" * 300_000 + "é",
         "A." * 150_000,
+        f"www.{')' * 300_000}、",
+        f"a.com/{')' * 300_000}、",
+        f"a@a.com{')' * 300_000}、",
     ):
         wordless(text), shouted(text), raised(lowered(text), "el")
     assert time.process_time() - start < 5

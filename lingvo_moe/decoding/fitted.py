@@ -23,8 +23,12 @@ class Fitted:
     def numbers(self, language: str | None = None) -> dict[str, Any]:
         """The value of each of FITTED for a language; None for the largest length_ratio of all."""
         most = max(self.ratios.values(), default=1.5)
+        penalty = self.penalty
+        if self.expected and language not in self.expected:
+            # A larger one was fitted to lengths that expected_ratio bounds.
+            penalty = min(penalty, UNFITTED.penalty)
         return {
-            "length_penalty": self.penalties.get(language or "", self.penalty),
+            "length_penalty": self.penalties.get(language or "", penalty),
             "length_ratio": self.ratios.get(language or "", most),
             "expected_ratio": self.expected.get(language or "", 0.0),
         }

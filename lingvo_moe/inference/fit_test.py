@@ -57,6 +57,12 @@ def test_a_language_has_its_own_penalty_only_beyond_chance():
     assert choose({**easy, "d": few}).penalties == {}
 
 
+def test_a_language_without_bounds_has_no_large_penalty():
+    fitted = Fitted(3.0, {"own": 2.0}, expected={"de": 1.2})
+    penalties = [fitted.numbers(name)["length_penalty"] for name in ("de", "own", "xx")]
+    assert penalties == [3.0, 2.0, 1.0]
+
+
 @dataclasses.dataclass(frozen=True)
 class ByExpectedRatio:
     """Writes as many of the reference's ten words as the expected ratio allows, 0.8 for each 1."""
@@ -127,6 +133,7 @@ def test_set_wins_over_what_is_fitted_and_another_beam_has_its_own(trained):
     wider = model_dir.with_overrides(["decoding.beam_size=2"])
     assert not wider.has_penalties(2)
     before = model_dir.at_step(2).fitted
+    assert wider.at_step(2).fitted == before  # as long as it has none of its own
     wider.save_penalties(2, Fitted(1.8, {"en": 2.0}))
     assert wider.at_step(2).fitted.numbers("en")["length_penalty"] == 2.0
     assert model_dir.has_penalties(2)

@@ -47,10 +47,16 @@ Penalty = Callable[[int, Sequence[Part]], float]
 
 
 class TranslatedPart(NamedTuple):
-    """A translation of a part of a sentence and its number of tokens, with EOS; 0 if not found."""
+    """A translation of a part of a sentence and its number of tokens, with EOS; 0 if the part was
+    copied or no translation was found, which has score -inf."""
 
     translation: Translation
     length: int
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there is a translation."""
+        return self.translation.score > -math.inf
 
     def written(self, part: Part, to: str) -> "TranslatedPart":
         """The same in capitals if the part was given in capitals; `to` is its language."""
@@ -71,7 +77,7 @@ def merge_parts(
     translations = [one.translation for one in found]
     if len(found) == 1:
         return translations[0]
-    if not all(one.length for one in found):
+    if not all(one.is_found for one in found):
         return Translation("", -math.inf)
     log_prob = sum(
         one.translation.score * penalty(one.length, [part])
@@ -113,7 +119,7 @@ def merge_hypotheses(
         return [Translation(join_parts(one, parts), math.nan) for one in texts]
     by_log_prob = [
         sorted(
-            (one for one in hypotheses if one.length),
+            (one for one in hypotheses if one.is_found),
             key=lambda one: -one.translation.score * penalty(one.length, [part]),
         )
         for hypotheses, part in zip(found, parts, strict=True)

@@ -9,7 +9,7 @@ from absl import logging
 
 from lingvo_moe.config.fields import short_repr
 from lingvo_moe.data.sentences import Part, left_out, sentence_language, split_texts, written
-from lingvo_moe.data.surface import as_written
+from lingvo_moe.data.surface import as_written, copy_of, wordless
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.inference.parts import TranslatedPart, Translation, merge_hypotheses
@@ -125,11 +125,22 @@ class TextTranslator(abc.ABC):
             yield from self(block, target_language, source_language, progress, warn, first_line)
             first_line += len(block)
 
+    @property
+    def _count(self):
+        """The number of translations of each text."""
+        return len(self.penalties) or self.decoding.n_best
+
     def _parts(self, split, asked, progress) -> list[list[list[TranslatedPart]]]:
         """The N translations of each part of each sentence."""
         progress(sum(not parts for parts in split))
         found: list[list[list[TranslatedPart]]] = [[[]] * len(parts) for parts in split]
-        places = [(i, n) for i, parts in enumerate(split) for n in range(len(parts))]
+        places = []
+        for i, n in ((i, n) for i, parts in enumerate(split) for n in range(len(parts))):
+            if wordless(text := split[i][n].text):  # part of a long text, such as its numbers
+                found[i][n] = [TranslatedPart(Translation(copy_of(text), 0.0), 0)] * self._count
+                progress(n == 0)
+            else:
+                places.append((i, n))
         groups = [(True, places)]
         if self.decoding.target_prefix:
             later = [(i, n) for i, n in places if n]
@@ -147,8 +158,7 @@ class TextTranslator(abc.ABC):
     def _joined(self, sentence, to, parts, found) -> list[Translation]:
         """The N translations of a sentence from those of its parts."""
         if not parts:
-            count = len(self.penalties) or self.decoding.n_best
-            return [Translation(written(sentence, to, (), ()), 0.0)] * count
+            return [Translation(written(sentence, to, (), ()), 0.0)] * self._count
         search = self.decoding.filled(self.fitted, to)
 
         def penalty(length, parts):

@@ -94,6 +94,14 @@ def test_a_sentence_longer_than_training_rows_is_cut_between_words():
     assert not warnings
 
 
+def test_a_part_without_words_is_copied():
+    model = translator_of(saying("a"), part_pieces=8)
+    [[one]] = model(["mi kara " + "12 34 " * 20], "en")
+    assert one.text.startswith("a ")
+    assert one.text.endswith(" 12 34 12 34")
+    assert -0.5 <= one.score < 0.0
+
+
 def test_what_cannot_be_cut_any_shorter_is_named():
     """The source prefix and a letter are more than the model reads of a part."""
     warnings = []

@@ -242,13 +242,17 @@ class ModelDir:
         return dataclasses.replace(self, params=wanted)
 
     def at_step(self, step: int) -> "ModelDir":
-        """The same with the length penalties of a checkpoint, if they have been fitted."""
-        found = self._penalties().get(self._penalties_key(step), {})
+        """The same with the length penalties of a checkpoint, if they have been fitted; else with
+        those of its fit for another beam."""
+        fits = self._penalties()
+        of_step = (fit for key, fit in fits.items() if key.startswith(f"{step} "))
+        found = fits.get(self._penalties_key(step)) or next(of_step, {})
         return dataclasses.replace(self, fitted=dataclasses.replace(self.fitted, **found))
 
     def has_penalties(self, step: int) -> bool:
-        """Whether the length penalties of a checkpoint have been fitted."""
-        return self._penalties_key(step) in self._penalties()
+        """Whether the length penalties of a checkpoint have been fitted; an export has its own."""
+        has_own = self.weights_path.exists() and bool(self.fitted.expected)
+        return has_own or self._penalties_key(step) in self._penalties()
 
     def save_penalties(self, step: int, fitted: Fitted) -> None:
         """Writes the length penalties of a checkpoint, which may be saved later."""
