@@ -38,7 +38,7 @@ demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported tra
 	$(BIN)/lingvo-moe-baselines --model=tiny.Bilingual $(TRAINED_ON) --output=$(DEMO)/baselines
 	$(BIN)/lingvo-moe-evaluate --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE \
 	  --baselines=$(DEMO)/baselines --output=$(DEMO)/report --overwrite
-	$(BIN)/lingvo-moe-export --model=tiny.MoE --logdir=$(DEMO)/models/tiny.MoE --output=$(DEMO)/export
+	$(BIN)/lingvo-moe-export --model=tiny.MoE --logdir=$(DEMO)/models/tiny.MoE --output=$(DEMO)/export --overwrite
 	@echo 'Three test sentences through the export, in a process that imports only TensorFlow and tensorflow-text:'
 	@head -qn1 $(DEMO)/data_raw/test/qna-en.qna $(DEMO)/data_raw/test/qka-en.qka \
 	  $(DEMO)/data_raw/test/qta-en.qta > $(DEMO)/three.txt

@@ -29,7 +29,8 @@ def extend_vocabulary(
     """A vocabulary with pieces for characters that it did not have, and with new tags; the old one
     if there is nothing to add.
 
-    Every new piece has such a character. So other texts are split into the same pieces as before.
+    Every new piece has such a character, in a text as the old vocabulary normalizes it. So other
+    texts are split into the same pieces as before, also those with digits that it reads as 0 to 9.
 
     Args:
         old: of unigrams or of byte pairs; ids, scores and normalization stay.
@@ -47,7 +48,7 @@ def extend_vocabulary(
     foreign = {
         language: lines
         for language, sentences in texts.items()
-        if len(lines := _LinesWithOthers(sentences, known))
+        if len(lines := _LinesWithOthers(sentences, known, old))
     }
     if new_pieces and foreign:
         kind = MODEL_TYPES[model.trainer_spec.model_type]
@@ -64,15 +65,17 @@ def extend_vocabulary(
 
 
 class _LinesWithOthers(Sequence):
-    """The sentences with characters that are not known; only their line numbers are in memory."""
+    """The sentences with characters that are not known, as a vocabulary normalizes them; only their
+    line numbers are in memory."""
 
-    def __init__(self, sentences: Sequence[str], known: set[str]):
-        self._sentences = sentences
+    def __init__(self, sentences: Sequence[str], known: set[str], old: Vocabulary):
+        self._sentences, self._old = sentences, old
         self.characters: set[str] = set()  # of these sentences
 
         def numbers() -> Iterator[int]:
             for number, sentence in enumerate(sentences):
-                if not known.issuperset(found := set(trained_part(sentence))):
+                (text,) = old.normalize([sentence])
+                if not known.issuperset(found := set(trained_part(text))):
                     self.characters |= found
                     yield number
 
@@ -82,7 +85,8 @@ class _LinesWithOthers(Sequence):
         return len(self._numbers)
 
     def __getitem__(self, index):
-        return self._sentences[self._numbers[index]]
+        (text,) = self._old.normalize([self._sentences[self._numbers[index]]])
+        return text
 
 
 def _pieces_for(texts: Mapping[str, _LinesWithOthers], known, count, options):

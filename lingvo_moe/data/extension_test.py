@@ -37,6 +37,14 @@ def test_new_digits_are_pieces_of_their_own(kind):
     assert new.encode(ENGLISH) == old.encode(ENGLISH)
 
 
+def test_digits_that_are_read_as_others_stay_so():
+    lines = [f"{line} ১০৭" for line in ENGLISH]
+    old = train_vocabulary({"bn": lines}, 330, ascii_digits=tuple("০১২৩৪৫৬৭৮৯"))
+    new = extend_vocabulary(old, {"bn": lines, "ka": GEORGIAN}, 40)
+    assert new.size > old.size
+    assert new.encode(lines) == old.encode(lines) == old.encode([f"{x} 107" for x in ENGLISH])
+
+
 class _Lines(collections.abc.Sequence):
     """Lines that are made when they are read."""
 

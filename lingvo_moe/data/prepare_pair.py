@@ -19,7 +19,7 @@ from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example
 from lingvo_moe.data.language_tags import OnBothSides, OnSource
 from lingvo_moe.data.lengths import add_tables, count_ratios, length_ratio, tabulate
-from lingvo_moe.data.normalization import normalize
+from lingvo_moe.data.normalization import DIGITS, normalize
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import write_records
 from lingvo_moe.data.vocabulary import SPACE, UNK, Vocabulary
@@ -114,7 +114,8 @@ class Work:
             return [Vocabulary.load(path).normalize for path in paths]
         target = params.target_normalization
         source = target if params.joint_vocab else params.source_normalization
-        return [functools.partial(normalize, rules=name) for name in (source, target)]
+        of_digits = functools.partial(normalize, ascii_digits=DIGITS)  # sources may lose theirs
+        return [functools.partial(of_digits, rules=name) for name in (source, target)]
 
     def key(self, text: str, *sides: int) -> str:
         """The key of a text as read by the vocabularies of these sides (0 source, 1 target); texts

@@ -113,6 +113,13 @@ def test_texts_are_compared_as_the_vocabulary_reads_them(extend, corpus, tmp_pat
     assert not {*map(tuple, ids)} & {*map(tuple, held)}
 
 
+def test_digits_of_another_script_make_no_other_text(corpus, tmp_path):
+    _corpus(corpus, train={"de_en": [*TRAIN, ("maus ৭", "a")]}, test={"de_en": [("maus 7", "b")]})
+    params = dataclasses.replace(PARAMS, source_normalization="nfc")
+    checks = prepare(corpus, tmp_path / "data", params).checks
+    assert checks["de-en"]["held_out_in_train"] == 1
+
+
 @pytest.mark.parametrize("held_out_targets", [False, True])
 def test_held_out_pairs_are_not_in_train_of_the_other_direction(held_out_targets, tmp_path):
     train = [*TRAIN, ("eins", "one"), ("zwei", "two"), ("drei", "three")]

@@ -150,14 +150,17 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
     `maker`, or replace one. Raises ValueError: the path holds files that `maker` did not make, or
     that may not be replaced; OSError: no directory can be made there."""
     check_length(path)
+    path = _without_link(path)
     if not path.exists() and (_beside(path, "replaced") / MANIFEST).is_file():
         os.rename(_beside(path, "replaced"), path)  # after a crash between two renames
     if path.exists():
         if not path.is_dir():
             raise ValueError(f"{path} is a file; give a directory that does not exist yet.")
+        if os.path.ismount(path):
+            raise ValueError(f"{path} is a mount and cannot be replaced; give a directory in it.")
         if any(path.iterdir()):
             _check_ours(path, maker, overwrite)
-    _check_writable(path)
+    _check_writable(path.absolute().parent)  # there it is made, and then renamed
 
 
 def check_file(path: Path, *sources: Path) -> None:
@@ -199,6 +202,7 @@ def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[P
     it. Raises as `check_output`, which is called first; HeldError: another process makes it.
     """
     check_output(path, maker, overwrite)
+    path = _without_link(path)
     partial, old = _beside(path, "partial"), _beside(path, "replaced")
     with lock.hold(path.parent, f".{path.name}.lock"):
         _remove(partial)
@@ -220,13 +224,23 @@ def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[P
             raise
 
 
+def _without_link(path):
+    """Where a link points: results appear there, and the link stays."""
+    return path.resolve() if path.is_symlink() else path
+
+
 def _beside(path, kind):
     return path.with_name(f".{path.name}.{kind}")
 
 
 def _remove(path):
-    """Removes a directory that was made here, if it is there."""
+    """Removes a directory that was made here, if it is there; its proof, the manifest, last."""
     if (path / MANIFEST).is_file():
+        for one in path.iterdir():
+            if one.is_dir() and not one.is_symlink():
+                shutil.rmtree(one)
+            elif one.name != MANIFEST:
+                one.unlink()
         shutil.rmtree(path)
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,38 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
     with pytest.raises(FileExistsError):
         _make(tmp_path / "out", overwrite=True)
     assert killed.exists()
+
+
+def test_where_a_link_points_is_made_and_replaced(tmp_path):
+    link, disk = tmp_path / "out", tmp_path / "disk"
+    disk.mkdir()
+    link.symlink_to(disk)
+    _make(link, "one")
+    _make(link, "two", overwrite=True)
+    assert link.is_symlink()
+    assert (disk / "sub/file").read_text() == "two"
+    assert sorted(os.listdir(tmp_path)) == ["disk", "out"]
+
+
+def test_a_mount_cannot_be_replaced():
+    with pytest.raises(ValueError, match="/proc is a mount"):
+        check_output(Path("/proc"), MAKER)
+
+
+def test_the_manifest_is_removed_last(tmp_path, monkeypatch):
+    """A run that is killed while it removes leaves what the next one can remove."""
+
+    def stop(path):
+        raise KeyboardInterrupt
+
+    _make(tmp_path / "out")
+    monkeypatch.setattr(shutil, "rmtree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        _make(tmp_path / "out", overwrite=True)
+    assert (tmp_path / ".out.replaced" / MANIFEST).exists()
+    monkeypatch.undo()
+    _make(tmp_path / "out", overwrite=True)
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_two_runs_do_not_make_one_directory(tmp_path):

@@ -25,7 +25,7 @@ from lingvo_moe.tasks.model_json import FILE, FORMAT, plugins_of, read_fields, r
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
 from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values
+from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values, with_values_of
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer
 
@@ -132,7 +132,8 @@ class ModelDir:
         return evolve(made, "input", made.input.with_absolute_paths())
 
     def _params_to_resume(self, overrides, params):
-        wanted = override(params or self.params, overrides)
+        given = with_values_of(params, self.params) if params else self.params
+        wanted = override(given, overrides)
         wanted = evolve(wanted, "input", wanted.input.with_absolute_paths())
         moved = self.params.input.with_corpora_at(wanted.input.corpora)
         RESUMING.check(self.path, evolve(self.params, "input", moved), wanted)

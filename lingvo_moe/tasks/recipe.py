@@ -112,6 +112,14 @@ def with_values(params: TranslationParams, chosen: Iterable[Chosen]) -> Translat
     return params
 
 
+def with_values_of(
+    params: TranslationParams, filled: TranslationParams
+) -> TranslationParams:
+    """The params; those that are FROM_DATA and have a rule are as in `filled`."""
+    waiting = (rule.path for rule in RULES if _get(params, rule.path) is FROM_DATA)
+    return with_values(params, (Chosen(path, _get(filled, path), "resumed") for path in waiting))
+
+
 def registered(model: str, overrides: Iterable[str] = ()) -> TranslationParams:
     """The params of a registered model with `--set` texts, and typical values for FROM_DATA."""
     return typical(override(get_params(model), overrides))
@@ -161,16 +169,17 @@ def _length(side: str, typical: int) -> Rule:
         every = sorted(itertools.product(*sides), key=sum)
         row = _shortest(every, text.tables)
         # Longer lines than any of dev cost rows of dev's length more than they teach.
-        if min(table[:, 2].sum() for table in text.dev_tables) >= ENOUGH_DEV:
-            row = min(row, _shortest(every, text.dev_tables), key=sum)
+        dev = text.dev_tables
+        if dev and min(table[:, 2].sum() for table in dev) >= ENOUGH_DEV:
+            row = min(row, _shortest(every, dev), key=sum)
         row = _cheapest(every, row, text)
         share, each = _fitting(row, text.tables)
         least = int(np.argmin(each))
         why = f"{share:.1%} of the target tokens fit"
         if len(each) > 1:
             why += f", at least {each[least]:.1%} of a pair ({text.streams[least].name})"
-        if share < FITTING:
-            why += f"; {_fitting(row, text.dev_tables)[0]:.1%} of dev's"
+        if share < FITTING and dev:
+            why += f"; {_fitting(row, dev)[0]:.1%} of dev's"
         return row[SIDES.index(side)], why
 
     return Rule(f"input.{side}_length", typical, choose)

@@ -138,6 +138,9 @@ def test_a_logdir_has_the_numbers_and_the_reasons(tmp_path):
     assert ModelDir.open(tmp_path / "a").params == made.params
     again = ModelDir.for_training(tmp_path / "a", "tiny.MoE", ["train.max_steps=7"], dataset())
     assert (again.params.train.max_steps, again.chosen) == (7, ())
+    given = override(get_params("tiny.MoE"), texts)
+    resumed = ModelDir.for_training(tmp_path / "a", "tiny.MoE", (), dataset(), given)
+    assert resumed.params == made.params
     with pytest.raises(ValueError, match="a number"):
         made.with_overrides(["input.source_length=FROM_DATA"])
     with pytest.raises(ValueError, match="target_length="):
