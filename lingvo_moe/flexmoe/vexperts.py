@@ -55,19 +55,20 @@ class VExperts(Laddered):
     def _of_slots(self):
         return Dropless(groups=self.groups, factors=self.factors, rung=self.rung)
 
-    def rows_sent(self, num_experts, choices, group_size):
+    def rows_sent(self, num_experts, choices, group_size, devices):
         """See Dispatcher."""
-        return self._of_slots.rows_sent(num_experts, choices, group_size)
+        return self._of_slots.rows_sent(num_experts, choices, group_size, devices)
 
     def dispatch(self, inputs, routing, capacity, experts):
-        """See Dropless; the statistics also hold `source_load`, float32 [D, E], choices."""
+        """See Dropless; the statistics also hold `source_load`, float32 [D, E]: choices at a
+        device, the mean of the places along data, each of which has all slots."""
         slot, loads = self._slots(routing, experts.theta.placement)
         to_slots = routing._replace(expert=slot)
         outputs, stats = self._of_slots.dispatch(inputs, to_slots, capacity, experts)
-        return Dispatched(outputs, NestedMap(stats, source_load=tf.cast(loads, tf.float32)))
+        return Dispatched(outputs, NestedMap(stats, source_load=loads))
 
     def _slots(self, routing, placement):
-        """The slot of each choice [G, S, K], and the choices [D, E] at each device."""
+        """The slot of each choice [G, S, K], and `source_load`."""
         num_experts = routing.stats.load.shape[0]
         places, sources = self._places(routing.expert.shape[0])
         expert = tf.where(routing.dispatched, routing.expert, -1)
@@ -78,7 +79,9 @@ class VExperts(Laddered):
         sent = tf.reshape(flow_of(loads, placement), [sources, num_experts, self.devices])
         sent = annotate(sent, "G..")
         slot = choose_slots(expert, tf.range(sources) % self.devices, sent, placement)
-        return tf.reshape(slot, routing.expert.shape), tf.reduce_sum(loads, axis=0)
+        return tf.reshape(slot, routing.expert.shape), tf.reduce_mean(
+            tf.cast(loads, tf.float32), axis=0
+        )
 
     def _places(self, groups):
         """A and X."""

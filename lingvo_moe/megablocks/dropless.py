@@ -10,7 +10,6 @@ and their devices; e devices not split; r rows of experts.
 """
 
 import dataclasses
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -72,14 +71,14 @@ class Dropless(Laddered, AnyShape):
         """See AnyShape; the result has room for any load."""
         return dataclasses.replace(self, groups=groups, rung=None)
 
-    def rows_sent(self, num_experts, choices, group_size):
-        """See Dispatcher; on the lowest rung, the most that a mesh of many devices sends."""
-        del num_experts
-        return math.ceil((*self._factors, 1.0)[0] * self._copies(choices) * group_size)
+    def rows_sent(self, num_experts, choices, group_size, devices):
+        """See Dispatcher; on the lowest rung."""
+        return devices * self._room(choices, group_size, devices)[0]
 
-    def _copies(self, choices):
-        """The most devices to which a token is sent."""
-        return min(choices, self.kept or choices)
+    def _room(self, choices, tokens, devices):
+        """Rows from a device to another on each rung; a token is sent to a device once."""
+        copies = min(choices, self.kept or choices)
+        return self.room(tokens * min(1.0, copies / devices), tokens)
 
     def dispatch(self, inputs, routing, capacity, experts):
         """See Laddered; the statistics also hold `device_rows`, float32 [], the most rows that a
@@ -94,7 +93,7 @@ class Dropless(Laddered, AnyShape):
         ]
         size = size_of(own[0], 1)
         if devices > 1:
-            room = self.room(size * min(1.0, self._copies(choices) / devices), size)
+            room = self._room(choices, size, devices)
             rows = self.room(size * choices, size * choices * devices)
             exchange = _Exchange.plan(own[1], devices, held, self.of_rung(room))
             (tokens, expert, weight), most = exchange.send(*own), self.of_rung(rows)

@@ -115,16 +115,25 @@ class Dispatcher(Params, abc.ABC):
                     f"splits it; change the number, or the mesh."
                 )
 
-    def rows_sent(self, num_experts: int, choices: int, group_size: int) -> int:
-        """Rows that a group sends in each AllToAll: E · C, used or not.
+    def rows_computed(self, num_experts: int, choices: int, group_size: int) -> int:
+        """Rows that the experts compute for a group, if their loads are even.
 
         Args:
             num_experts: E.
-            choices: K; without a capacity the loads are taken as even.
+            choices: K.
             group_size: S.
         """
-        even = expert_capacity(choices, group_size, num_experts) or 1
-        return num_experts * (self.capacity(group_size, num_experts) or even)
+        return num_experts * (expert_capacity(choices, group_size, num_experts) or 1)
+
+    def rows_sent(self, num_experts: int, choices: int, group_size: int, devices: int) -> int:
+        """Rows that a group sends in each AllToAll, used or not.
+
+        Args:
+            num_experts, choices, group_size: as of `rows_computed`.
+            devices: number of pieces of the experts.
+        """
+        del devices
+        return self.rows_computed(num_experts, choices, group_size)
 
     @abc.abstractmethod
     def dispatch(
@@ -168,6 +177,10 @@ class Buffered(AnyShape):
     """
 
     capacity_factor: PositiveFloat | None = 2.0
+
+    def rows_computed(self, num_experts, choices, group_size):
+        """E · C, used or not."""
+        return num_experts * (self.capacity(group_size, num_experts) or group_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,8 @@ class ExpertParams(Params):
         hidden_dim: H, its hidden units; None for the model's hidden_dim.
         activation: None for the model's activation.
         dropout_rate: dropout on the hidden layer in training (Fedus et al. 2021, arXiv 2101.03961,
-            section 2.4, with 0.4 in fine-tuning).
+            section 2.4, with 0.4 in fine-tuning). Masks of `Ragged`, `Dropless` and `VExperts` are
+            not those of other dispatchers, and depend on the loads, the last two's on the mesh too.
         mask_rate: p of expert output masking (Costa-jussà et al. 2022, arXiv 2207.04672, section
             6.2): in training each output of an expert for a token is set to zero with probability
             p, without rescaling; in evaluation all outputs are multiplied by 1-p.

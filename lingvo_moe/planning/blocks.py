@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from lingvo_moe.moe.gatings.base import expert_capacity
 from lingvo_moe.nn.layer import WeightSpec
 from lingvo_moe.planning import flow
 from lingvo_moe.planning.flow import BlockCost, Communication, Computation
@@ -210,11 +209,8 @@ class _Counter(WeightCosts):
         moe, inputs = kind.layer.feed_forward.params, self.params.input
         groups = moe.training.groups * self.blocks.micro_batches
         size = inputs.batch_size * kind.length // groups
-        # Without a capacity loads are taken as even.
-        factor = moe.training.capacity_factor or moe.gating.choices_per_token
-        capacity = expert_capacity(factor, size, moe.num_experts)
-        slots = moe.num_experts * groups * capacity / self.cut("Eg")
-        return moe.num_experts, groups, capacity, slots
+        rows = moe.training.rows_computed(moe.num_experts, moe.gating.choices_per_token, size)
+        return moe.num_experts, groups, rows // moe.num_experts, groups * rows / self.cut("Eg")
 
     def _moe(self, kind):
         n, m = self.tokens(kind.length), self.m
@@ -254,7 +250,8 @@ class _Counter(WeightCosts):
             )
         # To the experts and back, forward and backward, and again if rematerialised.
         tokens = self.params.input.batch_size * kind.length // groups
-        rows = policy.rows_sent(experts, own.params.gating.choices_per_token, tokens)
+        choices = own.params.gating.choices_per_token
+        rows = policy.rows_sent(experts, choices, tokens, self.cut("E"))
         sizes |= {"C": fractions.Fraction(rows, experts)}
         there = flow.forward("eGCM->EgCM", sizes, self.wire, self.mesh, self.rules)
         yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times)

@@ -73,8 +73,18 @@ def test_a_token_on_few_devices_sends_fewer_rows():
         params = override(MOE, [*sizes, *changes])
         (to_all,) = [t for t in count_costs(params, FOUR, 2).transfers if t.kind == "all-to-all"]
         sent.append(to_all.bytes)
-    # The lowest rung has room for 1.25 times the copies of 32 tokens.
-    assert sent == [8 * 1.25 * (4 * 32) * 128 * 2, 8 * 1.25 * (2 * 32) * 128 * 2]
+    # The lowest rung has room for 1.25 times the copies of 32 tokens, at most one for each device.
+    assert sent == [8 * (4 * 32) * 128 * 2, 8 * 1.25 * (2 * 32) * 128 * 2]
+
+
+def test_buffers_without_a_capacity_have_a_place_for_each_token():
+    of_all, none = (
+        count_costs(
+            override(MOE, [f"model.moe.training=Gather(groups=4,capacity_factor={f}"]), FOUR, 2
+        )
+        for f in ("4.0)", "None)")
+    )
+    assert none == of_all
 
 
 @pytest.mark.parametrize(("option", "networks"), [("Gated()", 1), ("AlwaysOn(experts=3)", 3)])
@@ -233,8 +243,8 @@ def test_flops_against_xla():
 def test_without_a_capacity_loads_are_taken_as_even():
     top_4 = "model.moe.gating=TopK(k=4)"
     free, limited = (
-        override(get_params("tiny.MoE"), [top_4, f"model.moe.training.capacity_factor={factor}"])
-        for factor in (None, 4.0)
+        override(get_params("tiny.MoE"), [top_4, f"model.moe.training={training}"])
+        for training in ("Ragged()", "Gather(capacity_factor=4.0)")
     )
     one = parse_mesh("data:1")
     assert count_costs(free, one, 4) == count_costs(limited, one, 4)

@@ -112,9 +112,7 @@ def with_values(params: TranslationParams, chosen: Iterable[Chosen]) -> Translat
     return params
 
 
-def with_values_of(
-    params: TranslationParams, filled: TranslationParams
-) -> TranslationParams:
+def with_values_of(params: TranslationParams, filled: TranslationParams) -> TranslationParams:
     """The params; those that are FROM_DATA and have a rule are as in `filled`."""
     waiting = (rule.path for rule in RULES if _get(params, rule.path) is FROM_DATA)
     return with_values(params, (Chosen(path, _get(filled, path), "resumed") for path in waiting))

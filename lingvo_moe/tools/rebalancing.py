@@ -32,9 +32,12 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
     """
     assert task.vexperts, "train_model checks this"
     model, devices = task.params.model, task.vexperts.devices
+    assert model.moe
+    activation = model.moe.expert.activation or model.activation
     expert = ExpertShape(
         model_dim=model.model_dim,
-        hidden_dim=model.expert_hidden_dim,
+        # The third matrix of a gated expert is the work of half as many hidden units more.
+        hidden_dim=model.expert_hidden_dim * (2 + activation.gated) // 2,
         dtype=task.params.activation_dtype,
     )
     if FLAGS.hardware == MEASURED:
