@@ -232,6 +232,13 @@ def test_a_placement_restores_onto_another_mesh(mesh):
     )
 
 
+@pytest.mark.slow
+def test_the_scheduler_gets_the_choices_of_one_place_along_data():
+    """Each of two places has all slots, and half of the choices."""
+    of_two, of_one = (on_meshes()[mesh]["choices"] for mesh in MESHES)
+    assert of_two == of_one / 2
+
+
 def main():
     """Trains with moves on meshes."""
     import jax
@@ -252,6 +259,7 @@ def main():
         first = first or {name: np.asarray(value) for name, value in runtime.state().items()}
         runtime.restore(first)
         report[text]["of_first"] = float(runtime.evaluate(BATCHES[0]).nll)
+        report[text]["choices"] = float(np.sum(runtime.train(BATCHES[0]).source_load))
     print(json.dumps(report))
 
 

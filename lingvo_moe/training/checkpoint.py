@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.system.files import read_json, sync, sync_tree
+from lingvo_moe.system.files import read_json, sync, sync_tree, write_whole
 from lingvo_moe.training.bundle import (
     StoredTensor,
     TensorSlice,
@@ -42,6 +42,7 @@ class Best(NamedTuple):
     # first evaluation
     loss: float = math.inf
     evaluations_since: int = 0  # number of evaluations after it
+    is_due: bool = False  # whether the evaluation of the checkpoint that names it failed
 
 
 NO_BEST = Best()
@@ -108,6 +109,12 @@ class Checkpointer:
         if first:
             self._remove_old(step)
         return final
+
+    def record(self, step: int, best: Best) -> None:
+        """Writes the best evaluation so far into the checkpoint of a step. Raises OSError: it
+        cannot be written."""
+        if self.process.index == 0:
+            write_whole(self._path(step) / _INFO, _info(best))
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, ascending."""
@@ -265,9 +272,7 @@ class Checkpointer:
         merge_bundles(pieces, partial / _PREFIX)
         if missing := names - set(open_bundle(partial / _PREFIX)):
             raise ValueError(f"No process holds {sorted(missing)}; nothing was written.")
-        fields = best._asdict() | {"loss": best.loss if math.isfinite(best.loss) else None}
-        info = {"best": fields, "saved": time.time()}
-        (partial / _INFO).write_text(json.dumps(info | {"sha256": _digest(info)}, indent=1))
+        (partial / _INFO).write_text(_info(best))
         sync_tree(partial)
         os.rename(partial, final)
         sync(self.directory)
@@ -342,6 +347,13 @@ def _read_best(path: Path) -> Best:
         return best if best.loss is not None else best._replace(loss=math.inf)
     except (ValueError, LookupError, TypeError) as error:
         raise OSError(f"{file} is missing or damaged ({error!r}).") from error
+
+
+def _info(best: Best) -> str:
+    """The text of info.json."""
+    fields = best._asdict() | {"loss": best.loss if math.isfinite(best.loss) else None}
+    info = {"best": fields, "saved": time.time()}
+    return json.dumps(info | {"sha256": _digest(info)}, indent=1)
 
 
 def _digest(info: Mapping[str, Any]) -> str:

@@ -95,7 +95,8 @@ def train(
 
     After SIGINT, SIGTERM or SIGHUP the loop finishes the current step, saves, and returns. A
     resumed run takes the same steps as an uninterrupted one. If something else than a step fails,
-    such as the input or an evaluation, a single process saves before it raises the error.
+    such as the input or an evaluation, a single process saves before it raises the error; an
+    evaluation that failed is the first thing that a resumed run does.
 
     Args:
         runtime: runs the steps.
@@ -166,6 +167,8 @@ class _Loop:
         self.events = SummaryWriter(None if self.process.index else self.logdir / "events")
         self.events.restart(self.step + 1)
         try:
+            if self.best.is_due:
+                self._evaluate()
             while not (finished := self._is_finished()):
                 if signal := self.interruption.agreed(received()):
                     break
@@ -313,6 +316,7 @@ class _Loop:
     def _evaluate(self):
         self._log()
         start = time.monotonic()
+        self.best = self.best._replace(is_due=True)  # it may fail
         evaluation = self.evaluate(self.step)
         if evaluation is not None:
             self.report(f"step {self.step}  {evaluation.text}")
@@ -325,7 +329,11 @@ class _Loop:
             else:
                 since = self.best.evaluations_since + 1
                 self.best = self.best._replace(evaluations_since=since)
-        self._save()
+        self.best = self.best._replace(is_due=False)
+        if self.step == self.saved_step:  # resumed where it failed
+            self.checkpoints.record(self.step, self.best)
+        else:
+            self._save()
         self.evaluation_seconds = time.monotonic() - start
         self.meter.leave_out(self.evaluation_seconds)
 

@@ -200,10 +200,18 @@ def test_a_criterion_may_return_a_number_of_numpy(tmp_path):
     assert Checkpointer(tmp_path / "checkpoints").best() == 5
 
 
-def test_when_an_evaluation_fails_what_was_trained_is_saved(tmp_path):
+@pytest.mark.parametrize("last", [5, 10])
+def test_an_evaluation_that_fails_is_made_by_the_resumed_run(last, tmp_path):
     with pytest.raises(ZeroDivisionError):
-        _train(tmp_path, losses=[3.0], best_by=Own(value=lambda loss: 1 / 0))
-    assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
+        _train(tmp_path, losses=[3.0], best_by=Own(value=lambda loss: 1 / 0), max_steps=last)
+    checkpoints = Checkpointer(tmp_path / "checkpoints")
+    assert checkpoints.steps() == [5]
+    _, result, lines = _train(tmp_path, losses=[3.0, 4.0], max_steps=last)
+    assert lines[1] == "step 5  dev loss 3.0"
+    assert result.best_step == checkpoints.best() == 5
+    assert checkpoints.steps() == sorted({5, last})
+    _, result, lines = _train(tmp_path, losses=[1.0], max_steps=last)
+    assert (result.best_loss, len(lines)) == (3.0, 1)
 
 
 def test_a_stall_shows_the_stacks_but_compiling_may_take_long(tmp_path, monkeypatch, capfd):
