@@ -289,15 +289,15 @@ _conjunctions, _tenses = _Choice(CONJUNCTIONS), _Choice("present past future")
 _demonstratives = _Choice(" ".join(DEMONSTRATIVES))
 
 
-def sample_sentence(rng: random.Random, min_words: int = 3, max_words: int = 12) -> Sentence:
-    """Draws a tree whose English has min_words to max_words words.
+def sample_sentence(rng: random.Random) -> Sentence:
+    """Draws a tree whose English has 3 to 12 words.
 
     Only `rng.random()` is called, because Python guarantees the sequence of this method in all
     versions. So a seed gives the same corpus everywhere.
     """
     while True:
         sentence = _sentence(rng)
-        if min_words <= len(english(sentence).split()) <= max_words:
+        if 3 <= len(english(sentence).split()) <= 12:
             return sentence
 
 

@@ -55,16 +55,13 @@ def write_hypotheses(directory: str | pathlib.Path, split: str, output: PairOutp
         write_whole(path, "".join(f"{line}\n" for line in getattr(output, name)))
 
 
-def read_hypotheses(
-    directory: str | pathlib.Path, split: str, pair: str, *, train_examples: int = 0
-) -> PairOutput:
-    """Reads what `write_hypotheses` wrote.
+def read_hypotheses(directory: str | pathlib.Path, split: str, pair: str) -> PairOutput:
+    """Reads what `write_hypotheses` wrote, without the number of train lines.
 
     Args:
         directory: of the evaluation; `hypotheses/` is in it.
         split: such as 'test'.
         pair: such as 'sw-en'.
-        train_examples: of the result; it is not in the files.
 
     Raises FileNotFoundError: if one of the three files is missing; ValueError: if they differ in
     length or are no UTF-8 text.
@@ -73,7 +70,7 @@ def read_hypotheses(
         name: list(read_lines(hypotheses_path(directory, split, pair, suffix)))
         for name, suffix in _SUFFIXES.items()
     }
-    return PairOutput(pair=pair, train_examples=train_examples, **lines)
+    return PairOutput(pair=pair, train_examples=0, **lines)
 
 
 IN_OUTPUT = "report"  # where lingvo-moe-baselines leaves its report, beside the logdirs of pairs

@@ -333,16 +333,15 @@ def record_routing(
     dataset: Dataset,
     make_runtime: RuntimeFn,
     split: str = "dev",
-    step: int | None = None,
 ) -> RoutingRecord:
-    """Counts how many tokens of a split choose each expert, for tables and for pruning.
+    """Counts how many tokens of a split choose each expert of the checkpoint that is best on dev,
+    for tables and for pruning.
 
     Args:
         model_dir: a model with experts.
         dataset: prepared data.
         make_runtime: makes the runtime.
         split: "dev" or "test".
-        step: of the checkpoint; None for the best on dev.
 
     Raises:
         ValueError: the dataset does not fit the model, the split has no lines that fit
@@ -351,7 +350,7 @@ def record_routing(
     """
     model_dir, dataset = model_dir.for_test_set(dataset)
     runtime = make_runtime(model_dir.task, None)
-    load_translator(model_dir, runtime, step)
+    load_translator(model_dir, runtime)
     batches = list(eval_batches(dataset, split, model_dir.params.input))
     if not batches:
         rows = model_dir.params.input

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from lingvo_moe.config.fields import Params, PositiveInt, Rate
-from lingvo_moe.layers.position import Position, Unordered
+from lingvo_moe.layers.position import Position
 from lingvo_moe.nn.layer import (
     Context,
     Layer,
@@ -62,7 +62,7 @@ class Attention(Layer):
     num_heads: PositiveInt
     head_dim: PositiveInt
     num_key_heads: PositiveInt | None = None
-    position: Position = Unordered()
+    position: Position = Position()
     dropout_rate: Rate = 0.0
     use_bias: bool = False
     scaled: bool = False

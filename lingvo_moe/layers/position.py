@@ -71,7 +71,8 @@ class RelativeBias(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position(Params, abc.ABC):
-    """A policy that encodes the positions of tokens."""
+    """A policy that encodes the positions of tokens; `Position()` encodes none, so the model knows
+    only the decoder's mask of later tokens."""
 
     def relative_bias(self, num_heads: int, bidirectional: bool) -> RelativeBias | None:
         """The bias of self-attention, shared by the layers of a stack; None for none."""
@@ -97,11 +98,6 @@ class Position(Params, abc.ABC):
         """
         del positions
         return heads
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Unordered(Position):
-    """Positions are not known, but for the decoder's mask of later tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

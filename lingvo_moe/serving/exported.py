@@ -146,13 +146,8 @@ class Exported(OneProcess):
         to: str = "en",
         *,
         source_language: str | None = None,
-        batch_tokens: int = 2048,
     ) -> list[Score]:
-        """As `lingvo_moe.jobs.model.Model.score`.
-
-        Args:
-            batch_tokens: tokens that are scored together, padding included.
-        """
+        """As `lingvo_moe.jobs.model.Model.score`."""
         check_parallel(sources, targets)
         sources, targets = list(sources), list(targets)
         languages = self.languages_of(to, source_language)
@@ -160,7 +155,7 @@ class Exported(OneProcess):
         counts = self.count_pieces(sources), self.count_target_pieces(targets)
         for side, lengths in zip(("source", "target"), counts, strict=True):
             check_lengths(side, lengths, self.max_pieces)
-        for batch in batches(list(map(max, *counts)), batch_tokens):
+        for batch in batches(list(map(max, *counts)), self.search.batch_tokens):
             texts = [[side[i] for i in batch] for side in (sources, targets)]
             output = client.call(self.model.score, *texts, **languages)
             tokens, log_probs = (output[name].numpy() for name in ("tokens", "log_probs"))

@@ -72,16 +72,7 @@ class BySequence(BalanceLoss):
     weight: NonNegativeFloat = 0.0001
 
     def __call__(self, gates, expert, mask, extras=NOTHING):
-        """As in BalanceLoss.
-
-        Raises:
-            ValueError: the extras have no segments.
-        """
-        if extras.segments is None:
-            raise ValueError(
-                "BySequence needs segments, but got none; pass them to fprop, or choose "
-                "balance=ByGroup()."
-            )
+        """As in BalanceLoss; the extras have segments."""
         choices, num_experts = expert.shape[-1], gates.shape[-1]
         favoured = tf.one_hot(top_choices(tf.stop_gradient(gates), choices)[1], num_experts)
 

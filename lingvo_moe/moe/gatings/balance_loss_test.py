@@ -80,8 +80,3 @@ def test_gradients_are_those_of_finite_differences(balance):
     np.testing.assert_allclose(symbolic[0], numeric[0], atol=5e-4)
     assert np.abs(symbolic[0]).max() > 0.01
     np.testing.assert_array_equal(np.reshape(symbolic[0], [2, 6, 3])[0, 5], 0.0)
-
-
-def test_sentences_must_be_known():
-    with pytest.raises(ValueError, match=r"BySequence needs segments, .* balance=ByGroup\(\)"):
-        of(BySequence(), np.zeros([1, 2, 4], np.float32), np.ones([1, 2], bool))
