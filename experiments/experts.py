@@ -82,7 +82,7 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
             "32 experts in every layer": _EVERY,
             "8 of 128 small experts": _experts(
                 128, expert="ExpertParams(hidden_dim=128)", gating="TopK(k=8)"
-            )
+            ),
         },
     ),
     "power_law": ((_EPOCH,), _DENSE | _32 | {"128 experts": _experts(128)}),

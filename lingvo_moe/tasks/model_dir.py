@@ -247,7 +247,7 @@ class ModelDir:
         those of its fit for another beam."""
         fits = self._penalties()
         of_step = (fit for key, fit in fits.items() if key.startswith(f"{step} "))
-        found = fits.get(self._penalties_key(step)) or next(of_step, {})
+        found: dict[str, Any] = fits.get(self._penalties_key(step)) or next(of_step, {})
         return dataclasses.replace(self, fitted=dataclasses.replace(self.fitted, **found))
 
     def has_penalties(self, step: int) -> bool:
