@@ -37,6 +37,10 @@ ROWS = {"dense": ("model.hidden_dim=768",)} | {
     f"{n} experts": (f"model.moe=MoEParams(num_experts={n},training=Gather(groups=8))",)
     for n in (8, 32, 128, 512)
 }
+ROWS["32 experts in every layer"] = (
+    "model.moe=MoEParams(num_experts=32,every_n=1,training=Gather(groups=8),"
+    "expert=ExpertParams(hidden_dim=384))",
+)
 COMMON = (
     *("activation_dtype=bfloat16", "source_vocab_size=16000", "target_vocab_size=16000"),
     *("input.batch_size=40", "input.source_length=160", "input.target_length=256"),

@@ -88,9 +88,7 @@ def evaluate(
     model_dir, dataset = model_dir.for_test_set(dataset)
     pairs = list(pairs)
     here = {pair.name for pair in dataset.pairs}
-    # An export of some languages has params of all pairs, and names those that it translates.
-    own = model_dir.translated_pairs if model_dir.weights_path.exists() else model_dir.pairs
-    both = [name for name in own if name in here]
+    both = [name for name in model_dir.scored_pairs if name in here]
     references = references_of(dataset, split, pairs or both, report)
     if pivot is not None:
         model_dir.tag(pivot)

@@ -53,6 +53,7 @@ MODEL = types.SimpleNamespace(
         input=InputParams(batch_size=64, source_length=48, target_length=32), train=TrainParams()
     ),
     pairs=PAIRS,
+    scored_pairs=PAIRS,
     data=dataset().sha256,
     for_test_set=lambda data: (MODEL, data),
     has_penalties=lambda step: True,
@@ -132,11 +133,11 @@ def test_the_tasks_are_those_of_the_translations_that_are_made(tmp_path, transla
     for pivot, pairs in ((None, PAIRS), ("en", PAIRS), (None, ("qta-en",))):
         with pytest.raises(ValueError, match=message):
             evaluate(tmp_path / "r", pivot=pivot, pairs=pairs)
-    monkeypatch.setattr(MODEL, "pairs", ("qta-en",))
+    monkeypatch.setattr(MODEL, "scored_pairs", ("qta-en",))
     with pytest.raises(ValueError, match=message):  # it would evaluate nothing
         evaluate(tmp_path / "r")
     assert translated == []
-    monkeypatch.setattr(MODEL, "pairs", PAIRS)
+    monkeypatch.setattr(MODEL, "scored_pairs", PAIRS)
     lines = []
     report = evaluate(tmp_path / "skipped", report=lines.append)
     assert [score.pair for score in report.pairs] == ["qna-en"]

@@ -190,7 +190,7 @@ def test_languages_name_pairs(model_dir):
     assert pairs("qna") == pairs("qna-en") == ("qna-en",)
 
 
-def test_pairs_of_training_are_kept(model_dir):
+def test_pairs_of_training_are_kept(model_dir, tmp_path):
     trained = ("qna-en", "qta-en", "qto-en")
     inputs = dataclasses.replace(model_dir.params.input, pairs=trained)
     staged = dataclasses.replace(
@@ -199,4 +199,8 @@ def test_pairs_of_training_are_kept(model_dir):
     assert Pruning(share=0.5).pairs(staged) == trained
     pruned, _, _ = read_model(staged, None, Pruning(share=0.5, languages=("qto",)))
     assert pruned.params.input.pairs == ("qto-en",)
+    exported = dataclasses.replace(pruned, path=tmp_path)
+    assert exported.scored_pairs == model_dir.pairs
+    exported.weights_path.touch()
+    assert exported.scored_pairs == ("qto-en",)
     assert Pruning(share=0.5, languages=("qto",)).narrow(staged).some_languages == ("qto", "en")

@@ -317,6 +317,11 @@ class ModelDir:
         return tuple(pair for pair in pairs if task.has_experts_for(pair))
 
     @property
+    def scored_pairs(self) -> tuple[str, ...]:
+        """The pairs that are scored where none are named: all, or those that an export kept."""
+        return self.translated_pairs if self.weights_path.exists() else self.pairs
+
+    @property
     def some_languages(self) -> tuple[str, str]:
         """Source and target languages that the model translates."""
         pairs = self.translated_pairs
