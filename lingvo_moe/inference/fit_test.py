@@ -117,7 +117,8 @@ def test_after_training_the_best_checkpoint_has_penalties(trained):
     translator, _ = load_translator(model_dir, Local(model_dir.task))
     dev = [e for pair in dataset().pairs for e in dataset().examples("dev", pair.name)]
     ratio = sum(len(e.target) for e in dev) / sum(len(e.source) for e in dev)
-    assert translator.fitted.expected == {"en": pytest.approx(1.2 * ratio)}
+    # Larger than 1.2 if the translations are too short.
+    assert 1.199 < translator.fitted.expected["en"] / ratio < 1.501
     assert translator.fitted == model_dir.at_step(2).fitted
     assert translator.decoding.filled(translator.fitted, "en").length_penalty in PENALTIES
     assert fit_penalties(model_dir, translator, dataset(), 2, lines.append) is translator
