@@ -135,12 +135,14 @@ class TextTranslator(abc.ABC):
         progress(sum(not parts for parts in split))
         found: list[list[list[TranslatedPart]]] = [[[]] * len(parts) for parts in split]
         places = []
-        for i, n in ((i, n) for i, parts in enumerate(split) for n in range(len(parts))):
-            if wordless(text := split[i][n].text):  # part of a long text, such as its numbers
-                found[i][n] = [TranslatedPart(Translation(copy_of(text), 0.0), 0)] * self._count
-                progress(n == 0)
-            else:
-                places.append((i, n))
+        for i, parts in enumerate(split):
+            for n, part in enumerate(parts):
+                if wordless(part.text):  # of a long text, such as its numbers
+                    copied = Translation(copy_of(part.text), 0.0)
+                    found[i][n] = [TranslatedPart(copied, 0)] * self._count
+                    progress(n == 0)
+                else:
+                    places.append((i, n))
         groups = [(True, places)]
         if self.decoding.target_prefix:
             later = [(i, n) for i, n in places if n]
