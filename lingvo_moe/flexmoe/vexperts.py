@@ -59,6 +59,10 @@ class VExperts(Laddered):
         """See Dispatcher."""
         return self._of_slots.rows_sent(num_experts, choices, group_size, devices)
 
+    def numbers_sent(self, choices):
+        """See Dispatcher."""
+        return self._of_slots.numbers_sent(choices)
+
     def dispatch(self, inputs, routing, capacity, experts):
         """See Dropless; the statistics also hold `source_load`, float32 [D, E]: choices at a
         device, the mean of the places along data, each of which has all slots."""

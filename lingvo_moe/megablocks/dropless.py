@@ -75,6 +75,10 @@ class Dropless(Laddered, AnyShape):
         """See Dispatcher; on the lowest rung."""
         return devices * self._room(choices, group_size, devices)[0]
 
+    def numbers_sent(self, choices):
+        """See Dispatcher; the experts of the token and their weights."""
+        return 2 * choices
+
     def _room(self, choices, tokens, devices):
         """Rows from a device to another on each rung; a token is sent to a device once."""
         copies = min(choices, self.kept or choices)

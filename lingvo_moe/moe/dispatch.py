@@ -135,6 +135,11 @@ class Dispatcher(Params, abc.ABC):
         del devices
         return self.rows_computed(num_experts, choices, group_size)
 
+    def numbers_sent(self, choices: int) -> int:
+        """Numbers, float32, that go to an expert's device beside each row, for K choices."""
+        del choices
+        return 0
+
     @abc.abstractmethod
     def dispatch(
         self, inputs: tf.Tensor, routing: Routing, capacity: int | None, experts: Experts

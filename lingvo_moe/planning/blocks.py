@@ -253,8 +253,12 @@ class _Counter(WeightCosts):
         choices = own.params.gating.choices_per_token
         rows = policy.rows_sent(experts, choices, tokens, self.cut("E"))
         sizes |= {"C": fractions.Fraction(rows, experts)}
-        there = flow.forward("eGCM->EgCM", sizes, self.wire, self.mesh, self.rules)
-        yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times)
+        numbers = policy.numbers_sent(choices)
+        # Rows go there and back, numbers beside them only there; gradients the other way.
+        for sent, item, ways in ((m, self.wire, 2), (numbers, FLOAT32, 1)):
+            by = sizes | {"M": sent}, item, self.mesh, self.rules
+            there = flow.forward("eGCM->EgCM", *by) if sent else ()
+            yield from self._transfers("all_to_all", there, ways * (2 + self.remat) * times)
 
     def _kept_by_hidden(self, kind):
         n, m, dense = self.tokens(kind.length), self.m, kind.layer.dense

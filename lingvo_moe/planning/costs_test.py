@@ -71,10 +71,11 @@ def test_a_token_on_few_devices_sends_fewer_rows():
     for dispatcher in ("Dropless(groups=4)", "Dropless(groups=4,kept=2)"):
         changes = [f"model.moe.gating={gating}", f"model.moe.training={dispatcher}"]
         params = override(MOE, [*sizes, *changes])
-        (to_all,) = [t for t in count_costs(params, FOUR, 2).transfers if t.kind == "all-to-all"]
-        sent.append(to_all.bytes)
+        sent.append(count_costs(params, FOUR, 2).sent["all-to-all"])
     # The lowest rung has room for 1.25 times the copies of 32 tokens, at most one for each device.
-    assert sent == [8 * (4 * 32) * 128 * 2, 8 * 1.25 * (2 * 32) * 128 * 2]
+    # Two layers; the four experts of a token and their weights only go there, and gradients back.
+    row = 2 * (4 * 128 * 2 + 2 * (2 * 4) * 4)
+    assert sent == [4 * 32 * row, 1.25 * (2 * 32) * row]
 
 
 def test_buffers_without_a_capacity_have_a_place_for_each_token():

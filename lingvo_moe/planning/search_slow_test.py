@@ -56,6 +56,7 @@ STATE = "(('M',('data',)),('A',('expert',)),('V',('expert',)),('e',('expert',)))
     [
         ("tiny.Dense", "data:2,model:4", ()),
         ("tiny.MoE", "expert:2,model:4", MOE),
+        ("tiny.MoE", "expert:8", (*MOE, "model.moe.training=Dropless(groups=8,rung=0)")),
         ("tiny.MoE", "data:2,expert:4", (*MOE, f"sharding=ShardingParams(state_rules={STATE})")),
     ],
 )
