@@ -19,6 +19,10 @@ class Sampled(Gating):
 
     temperature: float = 1.0
 
+    @property
+    def choices_per_token(self):
+        return 1
+
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         gates = scores = tf.nn.softmax(logits)  # [G, S, E]
         if context.training:

@@ -93,7 +93,7 @@ class VExperts(Laddered):
         self._check_mesh(groups, pieces, places)
         return places, places * self.devices
 
-    def check_mesh(self, num_experts, pieces, places):
+    def check_mesh(self, num_experts, pieces, places, name):
         """See Dispatcher; the experts are in slots, so their number may be any."""
         self._check_mesh(self.groups, pieces, places)
 

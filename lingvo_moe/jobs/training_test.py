@@ -76,6 +76,10 @@ def _assert_same_weights(logdir, whole):
     [
         (["model.moe.training=Einsum()"], "groups=1"),
         (["model.moe.training=Ragged()"], "one device"),
+        (
+            ["model.moe.training=Gather(groups=4)", "model.moe.evaluation=Gather(groups=2)"],
+            "evaluation.groups=2",
+        ),
         (["model.moe=None", "input.batch_size=6"], "of 4"),
     ],
 )

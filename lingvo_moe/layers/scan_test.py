@@ -8,6 +8,7 @@ from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.moe.dispatch import Einsum
+from lingvo_moe.moe.gatings.balanced import Balanced
 from lingvo_moe.moe.layer import MoEParams
 from lingvo_moe.nn.layer import EVALUATION, Context, init_theta
 from lingvo_moe.nn.nested_map import NestedMap
@@ -82,8 +83,9 @@ PARAMS = TransformerParams(
 )
 
 
-def model(scan, moe=True):
-    params = dataclasses.replace(PARAMS, scan=scan, moe=PARAMS.moe if moe else None)
+def model(scan, moe=True, **changes):
+    experts = dataclasses.replace(PARAMS.moe, **changes) if moe else None
+    params = dataclasses.replace(PARAMS, scan=scan, moe=experts)
     return Transformer(params=params, source_vocab_size=20, target_vocab_size=20)
 
 
@@ -153,6 +155,12 @@ def test_a_model_is_the_unrolled_one(moe, mode):
                 atol=2e-5,
                 err_msg=name,
             )
+
+
+def test_a_gating_without_a_balance_loss():
+    one = model(True, gating=Balanced())
+    output = one.fprop(init_theta(one.weights(), 3), *batch(), Context(tf.constant([1, 2])))
+    assert len(output.routings["encoder"]) == 2
 
 
 def test_evaluation_and_decoding_take_slices():

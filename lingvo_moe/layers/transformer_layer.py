@@ -35,7 +35,8 @@ class TransformerParams(Params):
         decoder_hidden_dim, decoder_num_heads, decoder_head_dim: those of the decoder; None for the
             encoder's.
         moe: the Mixture-of-Experts layers; None for a dense model.
-        dropout_rate: on embeddings, residual branches and attention probabilities.
+        dropout_rate: on embeddings, residual branches, attention probabilities, and what each side
+            gives after its last norm.
         shared_embedding: one table for both sides, which needs a joint vocabulary.
         activation: of the feed-forward layers, and of experts without an own one.
         norm: in front of each branch, and after the last layer.

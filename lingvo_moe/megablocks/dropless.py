@@ -111,7 +111,7 @@ class Dropless(Laddered, AnyShape):
         outputs = exchange.back(sums) if exchange else sums
         stats = NestedMap(
             rung=tf.constant(0.0),
-            lost=_count(routing.dispatched) - _count(blocks.computed),
+            lost=tf.cast(_count(routing.dispatched) - _count(blocks.computed), tf.float32),
             device_rows=tf.cast(
                 block * tf.reduce_max(tf.reduce_sum(blocks.row_blocks, axis=-1)), tf.float32
             ),
@@ -336,7 +336,7 @@ def _pad(by_expert):
 
 
 def _count(choices: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.cast(choices, tf.float32))
+    return tf.reduce_sum(tf.cast(choices, tf.int32))
 
 
 def _block_size(choices: int | tf.Tensor, num_experts: int) -> int:

@@ -88,13 +88,14 @@ class Dispatcher(Params, abc.ABC):
         """
         return expert_capacity(self.capacity_factor, group_size, num_experts)
 
-    def check_mesh(self, num_experts: int, pieces: int, places: int) -> None:
-        """Checks that a layer can be trained on a mesh of several devices.
+    def check_mesh(self, num_experts: int, pieces: int, places: int, name: str) -> None:
+        """Checks that a layer can run on a mesh of several devices.
 
         Args:
             num_experts: E.
             pieces: number of pieces of the experts, letter E.
             places: number of pieces of the groups while experts are split, letter g.
+            name: of the param with this dispatcher.
 
         Raises:
             ValueError: it is for one device, or the experts or groups do not divide into equal
@@ -102,16 +103,16 @@ class Dispatcher(Params, abc.ABC):
         """
         if self.one_device:
             raise ValueError(
-                f"model.moe.training={type(self).__name__}() is for one device; over many set "
+                f"{name}={type(self).__name__}() is for one device; over many set "
                 f"Dropless(groups=N) or Gather(groups=N), N a multiple of the devices."
             )
-        for name, number, into in (
+        for of, number, into in (
             ("number of experts", num_experts, pieces),
-            ("model.moe.training.groups", self.groups, pieces * places),
+            (f"{name}.groups", self.groups, pieces * places),
         ):
             if number % into:
                 raise ValueError(
-                    f"{name}={number} must be a multiple of {into}, the pieces into which the mesh "
+                    f"{of}={number} must be a multiple of {into}, the pieces into which the mesh "
                     f"splits it; change the number, or the mesh."
                 )
 
@@ -163,7 +164,7 @@ class Dispatcher(Params, abc.ABC):
 class AnyShape(Dispatcher):
     """A dispatcher of batches of any shape and experts in order: it can evaluate and decode."""
 
-    def for_xla(self, groups: int) -> "Einsum":
+    def for_xla(self, groups: int) -> "AnyShape":
         """The dispatcher of programs that XLA compiles.
 
         Args:

@@ -34,7 +34,7 @@ class MoEParams(Params):
         gating: the policy that chooses experts by the scores.
         training: the policy that moves tokens to experts in training, with groups and capacity.
         evaluation: the same in evaluation and decoding. Programs that XLA compiles use `Einsum`
-            with its capacity instead.
+            with its capacity instead, but for `Dropless`.
         shared: the policy for a network beside the experts, which every token uses.
     """
 

@@ -138,4 +138,7 @@ class TranslationParams(Params):
         if not moe or math.prod(mesh.shape) == 1:
             return
         for one in (moe, moe.of_decoder()):
-            one.training.check_mesh(one.num_experts, experts, places)
+            on = one.num_experts, experts, places
+            one.training.check_mesh(*on, "model.moe.training")
+            if one.evaluation.capacity_factor:
+                one.evaluation.check_mesh(*on, "model.moe.evaluation")

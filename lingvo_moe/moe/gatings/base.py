@@ -115,7 +115,7 @@ class Gating(Params, abc.ABC):
                 )
         is_first = tf.one_hot(routing.expert[..., 0], logits.shape[-1])
         gate = tf.reduce_sum(tf.nn.softmax(logits) * is_first, axis=-1)
-        return routing._replace(confidence=gate)
+        return routing._replace(confidence=gate, loss=tf.convert_to_tensor(routing.loss))
 
     @abc.abstractmethod
     def route(

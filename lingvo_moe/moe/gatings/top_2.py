@@ -58,7 +58,7 @@ class Top2(Gating):
         """bool [G, S, K]: whether the random draw takes each choice; None for all."""
         if not context.training or self.second_expert != "random":
             return None
-        draw = context.uniform(tf.shape(weight)[:2])
+        draw = context.uniform(tf.shape(weight[..., 0]))
         second = 2.0 * weight[..., 1:] > draw[..., None]
         return tf.concat([tf.ones_like(weight[..., :1], tf.bool), second], axis=-1)
 
