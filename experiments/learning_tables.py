@@ -145,11 +145,13 @@ def _until(points, level):
 
     Between two points the value is taken as linear in the logarithm of steps or tokens.
     """
+    if points[0][1] <= level:
+        return points[0][0]
     for (before, high), (after, low) in itertools.pairwise(points):
         if low <= level < high:
             share = (high - level) / (high - low)
             return float(np.exp(np.log(before) + share * np.log(after / before)))
-    return points[0][0] if points[0][1] <= level else None
+    return None
 
 
 def _print_fits(runs: Sequence[Run]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.learning_rows import ROWS
-from experiments.learning_tables import fit_of_budgets, study_table
+from experiments.learning_tables import _until, fit_of_budgets, study_table
 from experiments.real_text import curve_table, draw_curve
 from experiments.tables import merge_csv
 from lingvo_moe.config.params import to_fields
@@ -69,6 +69,7 @@ def test_a_row_is_the_mean_of_its_seeds():
 
 def test_the_fit_finds_the_power():
     # The source use is 0.5 half-way between 0.2 and 0.8 on a logarithmic scale of steps.
+    assert _until([(50, 0.4), (100, 0.6), (150, 0.45)], 0.5) == 50
     rows = {1: "1 pair, ko", 3: "3 pairs, es, nl and it", 10: "10 pairs"}
     runs = []
     for pairs, name in rows.items():

@@ -33,7 +33,7 @@ class Column:
 
     def value(self, scores: Any) -> float | None:
         """The value in a PairScore or in Averages; None if there is none."""
-        return getattr(scores, self.key, scores.measures.get(self.key))
+        return scores.measures.get(self.key, getattr(scores, self.key, None))
 
     def cell(self, scores: Any) -> str:
         """The value as people read it."""

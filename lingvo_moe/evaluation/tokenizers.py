@@ -73,8 +73,11 @@ def bleu(tokenizer: str) -> BLEU:
             f"sacreBLEU has no tokenizer {tokenizer!r}. Choose one of"
             f" {', '.join(sorted(BLEU.TOKENIZERS))}."
         )
-    # force suppresses a warning about text that ends in " .", which is common in small corpora.
-    return BLEU(tokenize=tokenizer, force=True)
+    try:
+        # force suppresses a warning about text that ends in " .", common in small corpora.
+        return BLEU(tokenize=tokenizer, force=True)
+    except (RuntimeError, ImportError, OSError) as error:
+        raise ValueError(f"BLEU's tokenizer {tokenizer}: {error}") from error
 
 
 def bleu_of_languages(texts: Iterable[tuple[str, Sequence[str], Sequence[str]]]) -> float:

@@ -40,6 +40,16 @@ def test_each_of_several_languages_has_its_own_tokenizer():
     assert tokenizers.bleu_of_languages(texts) == pytest.approx((3 * chinese + 100) / 4)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, OSError])
+def test_a_tokenizer_without_its_package_or_its_file_is_one_line(monkeypatch, error):
+    def fail(**options):
+        raise error("install sacrebleu[ja]")
+
+    monkeypatch.setattr(tokenizers.BLEU, "__init__", lambda *_, **options: fail(**options))
+    with pytest.raises(ValueError, match=r"ja-mecab: install sacrebleu\[ja\]"):
+        tokenizers.bleu("ja-mecab")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

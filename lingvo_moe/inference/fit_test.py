@@ -135,6 +135,8 @@ def test_set_wins_over_what_is_fitted_and_another_beam_has_its_own(trained):
     assert not wider.has_penalties(2)
     before = model_dir.at_step(2).fitted
     assert wider.at_step(2).fitted == before  # as long as it has none of its own
+    assert not model_dir.with_overrides(["decoding.no_repeat_ngram=2"]).has_penalties(2)
+    assert model_dir.with_overrides(["decoding.batch_tokens=9"]).has_penalties(2)
     wider.save_penalties(2, Fitted(1.8, {"en": 2.0}))
     assert wider.at_step(2).fitted.numbers("en")["length_penalty"] == 2.0
     assert model_dir.has_penalties(2)

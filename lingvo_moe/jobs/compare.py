@@ -104,6 +104,10 @@ def compare(
             since.
         ValueError, OSError, SystemExit: as `train_model` and `evaluate`.
     """
+    if not any(pair.examples.get("dev") for pair in dataset.pairs):
+        raise ValueError(
+            f"{dataset.directory} has no dev lines, by which runs are compared; prepare some."
+        )
     runs = _known(output / FILE)
     made = {one.name: _made_with(one, overrides, dataset) for one in settings}
     for known in runs.values():

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 
@@ -104,6 +105,13 @@ def test_a_run_that_another_process_adds_meanwhile_is_kept(tmp_path, monkeypatch
     monkeypatch.setattr("lingvo_moe.jobs.compare.measure", measure)
     made = compare([_ROW], dataset(), tmp_path, [1], _SHORT, Local, print, split=None)
     assert {run["row"] for run in made} == {"theirs", "top-1"}
+
+
+def test_data_without_dev_lines_are_refused_before_training(tmp_path):
+    pairs = tuple(dataclasses.replace(one, examples={"train": 9}) for one in dataset().pairs)
+    data = dataclasses.replace(dataset(), pairs=pairs)
+    with pytest.raises(ValueError, match="no dev lines"):
+        compare([_ROW], data, tmp_path, [1], _SHORT, Local, print, split=None)
 
 
 @pytest.mark.parametrize("text", ["top-1", ": tiny.MoE", "a/b: tiny.MoE"])

@@ -5,6 +5,8 @@ from typing import Any
 
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import Part, TrainInput
+from lingvo_moe.inference.fit import bounded, dev_sample, is_fitted, translate_and_fit
+from lingvo_moe.inference.translator import Translator
 from lingvo_moe.jobs.source_use import SplitBatches
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.recipe import ENOUGH, Chosen, first_steps
@@ -12,6 +14,7 @@ from lingvo_moe.training.process import Process
 
 _WARM, _MEASURED = 2, 10  # steps; the first ones compile
 _EVALUATING = 0.25  # largest share of the time for evaluations
+_TRANSLATED = 32  # lines of dev, if evaluations translate some
 
 
 def steps_in(
@@ -49,11 +52,24 @@ def steps_in(
             float(runtime.evaluate(batch).nll)
         return time.monotonic() - start
 
+    def translation():
+        """Seconds of an evaluation's translations, by a few of its lines."""
+        count = params.train.dev_bleu_sentences
+        every, some = (dev_sample(model_dir, dataset, n) for n in (count, min(count, _TRANSLATED)))
+        if not some:
+            return 0.0
+        translator = bounded(Translator.of(model_dir, runtime.translate), dataset)
+        for _ in range(2):  # the first time compiles
+            start = time.monotonic()
+            translate_and_fit(translator, some, is_fitted(model_dir, translator))
+        lines, measured = (sum(len(texts[0]) for texts in x.values()) for x in (every, some))
+        return (time.monotonic() - start) * lines / measured
+
     seconds(_WARM)
     step = seconds(_MEASURED)
     batches = [*dev.sampled, *dev.foreign, *dev.rest]
     evaluation(batches[:1])
-    whole = evaluation(batches)
+    whole = evaluation(batches) + translation()
     given, wanted, fewer = 3600 * hours, params.recipe.evaluations, []
     # If eval_every follows from the steps, their number is free; else the number of evaluations.
     if any(one.path == "train.eval_every" for one in model_dir.chosen):

@@ -346,19 +346,14 @@ def test_the_moving_average_is_what_is_evaluated_decoded_and_exported(tmp_path):
     result = _train(tmp_path, *average)
     batch = next(eval_batches(dataset(), "dev", ModelDir.open(tmp_path).params.input))
 
-    def nll(*overrides):
-        model_dir = ModelDir.open(tmp_path).with_overrides(overrides)
+    def nll(checkpoint):
         runtime = Local(model_dir.task)
-        runtime.restore(model_dir.read_checkpoint(4).tensors)
+        runtime.restore(checkpoint.tensors)
         return float(runtime.evaluate(batch).nll)
 
-    training = Local(ModelDir.open(tmp_path).task, train_step(ModelDir.open(tmp_path).task))
-    training.restore(ModelDir.open(tmp_path).checkpoints.read(4).tensors)
-    assert nll() == float(training.evaluate(batch).nll)
-    assert len({nll(), nll("averaging=Raw()"), nll("averaging=Last(n=2)")}) == 3
-    tensors = [ModelDir.open(tmp_path).checkpoints.read(step).tensors for step in (2, 4)]
-    name = "theta/decoder/embedding/table"
-    mean = sum(np.asarray(one[name]) for one in tensors) / 2
-    model_dir = ModelDir.open(tmp_path).with_overrides(["averaging=Last(n=2)"])
-    np.testing.assert_allclose(model_dir.read_checkpoint(4).tensors[name], mean, rtol=1e-6)
+    model_dir = ModelDir.open(tmp_path)
+    training = Local(model_dir.task, train_step(model_dir.task))
+    training.restore(model_dir.checkpoints.read(4).tensors)
+    average = nll(model_dir.read_checkpoint(4))
+    assert average == float(training.evaluate(batch).nll) != nll(model_dir.checkpoints.read(4))
     assert result.step == 4

@@ -152,7 +152,10 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
     check_length(path)
     path = _without_link(path)
     if not path.exists() and (_beside(path, "replaced") / MANIFEST).is_file():
-        os.rename(_beside(path, "replaced"), path)  # after a crash between two renames
+        # After a crash between two renames, unless another process is there now.
+        with contextlib.suppress(lock.HeldError), lock.hold(path.parent, f".{path.name}.lock"):
+            if not path.exists():
+                os.rename(_beside(path, "replaced"), path)
     if path.exists():
         if not path.is_dir():
             raise ValueError(f"{path} is a file; give a directory that does not exist yet.")
@@ -242,6 +245,8 @@ def _remove(path):
             elif one.name != MANIFEST:
                 one.unlink()
         shutil.rmtree(path)
+    elif path.is_dir() and not any(path.iterdir()):  # a kill left it without its manifest
+        path.rmdir()
 
 
 def _check_ours(path, maker, overwrite):

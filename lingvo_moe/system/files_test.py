@@ -120,7 +120,10 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
     (tmp_path / "out.partial").mkdir()
     _make(tmp_path / "out")
     assert set(os.listdir(tmp_path)) == {"out", "out.partial"}
-    killed.mkdir()  # this one is not of a run: it has no manifest
+    killed.mkdir()  # as after a kill before the manifest was made
+    _make(tmp_path / "out", overwrite=True)
+    killed.mkdir()
+    (killed / "file").touch()  # this one is not of a run: it has no manifest
     with pytest.raises(FileExistsError):
         _make(tmp_path / "out", overwrite=True)
     assert killed.exists()
@@ -178,6 +181,20 @@ def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
     with pytest.raises(ValueError, match="pass --overwrite"):
         _make(path, "two")
     assert (path / "sub/file").read_text() == "one"
+
+
+def test_a_check_between_the_two_renames_changes_nothing(tmp_path, monkeypatch):
+    path, rename = tmp_path / "out", os.rename
+    _make(path, "one")
+
+    def check(source, target):
+        rename(source, target)
+        if target.name == ".out.replaced":
+            check_output(path, MAKER)
+
+    monkeypatch.setattr(os, "rename", check)
+    _make(path, "two", overwrite=True)
+    assert (path / "sub/file").read_text() == "two"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000])

@@ -27,11 +27,12 @@ from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values, with_values_of
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.training.averaging import averaged
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer
 
 # Params that change speed alone.
 _OF_SPEED = ("decoding.batch_tokens", "decoding.separate_caches_from")
-_PENALTIES = "length_penalties.json"  # step, averaging and beam size -> a part of a Fitted
+_PENALTIES = "length_penalties.json"  # step and params of decoding -> a part of a Fitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +245,7 @@ class ModelDir:
 
     def at_step(self, step: int) -> "ModelDir":
         """The same with the length penalties of a checkpoint, if they have been fitted; else with
-        those of its fit for another beam."""
+        those of its fit for another search."""
         fits = self._penalties()
         of_step = (fit for key, fit in fits.items() if key.startswith(f"{step} "))
         found: dict[str, Any] = fits.get(self._penalties_key(step)) or next(of_step, {})
@@ -269,8 +270,12 @@ class ModelDir:
         return read_json(path) if path.exists() else {}
 
     def _penalties_key(self, step: int) -> str:
-        averaging, decoding = self.params.averaging, self.params.decoding
-        return f"{step} averaging={averaging} beam_size={decoding.beam_size}"
+        decoding = [
+            f"{name.removeprefix('decoding.')}={value}"
+            for name, value in to_fields(self.params).items()
+            if name.startswith("decoding.") and not name.startswith(_OF_SPEED)
+        ]
+        return " ".join([str(step), *decoding])
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -350,10 +355,10 @@ class ModelDir:
     def read_checkpoint(
         self, step: int | None = None, use: Callable[[Checkpoint], None] = lambda checkpoint: None
     ) -> Checkpoint:
-        """The checkpoint of a step, by default the best; or the weights of an export. `use` reads
-        the tensors, because a running training may delete the checkpoint later. Raises ValueError:
-        there is none, or none of that step, or the weights of an export are damaged; OSError: the
-        checkpoint is damaged."""
+        """The checkpoint of a step, by default the best, with the moving average of its weights; or
+        the weights of an export. `use` reads the tensors, because a running training may delete the
+        checkpoint later. Raises ValueError: there is none, or none of that step, or the weights of
+        an export are damaged; OSError: the checkpoint is damaged."""
         if self.weights_path.exists():
             checkpoint = read_weights(self.weights_path, step)
             use(checkpoint)
@@ -364,34 +369,21 @@ class ModelDir:
             raise ValueError(
                 f"{self.path} has no checkpoint of step {step}, but {', '.join(map(str, steps))}."
             )
-        return self._averaged(step, use)
 
-    def _averaged(self, step, use):
-        """As `read_checkpoint`, for a run's checkpoints, averaged by params.averaging."""
-        checkpoints, averaging = self.checkpoints, self.params.averaging
-        found = None
+        def of_average(checkpoint):
+            return dataclasses.replace(checkpoint, tensors=averaged(checkpoint.tensors))
 
-        def average(newest):
-            nonlocal found
-            steps = averaging.steps(checkpoints.steps(), newest.step)
-            before = [checkpoints.read(other).tensors for other in steps[:-1]]
-            found = dataclasses.replace(newest, tensors=averaging([*before, newest.tensors]))
-            use(found)
-
-        checkpoints.read(step, average)
-        return found
+        return of_average(self.checkpoints.read(step, lambda found: use(of_average(found))))
 
     def fingerprint(self, step: int) -> dict[str, str]:
         """Name -> value of all that translations by a checkpoint depend on: params, and SHA-256 of
-        files. Raises ValueError: params.averaging needs checkpoints that are not there."""
-        files = [self.weights_path]
-        if not self.weights_path.exists():  # an index has a checksum of each tensor
-            averaged = self.params.averaging.steps(self.checkpoints.steps(), step)
-            files = [self.checkpoints.index(one) for one in averaged]
+        a file."""
+        exported = self.weights_path.exists()  # an index has a checksum of each tensor
+        file = self.weights_path if exported else self.checkpoints.index(step)
         params = to_fields(self.params).items()
         return {
             "step": str(step),
-            "files": " ".join(map(digest_of, files)),
+            "file": digest_of(file),
             "fitted": str(self.at_step(step).fitted),
         } | {name: text for name, text in params if not name.startswith(_OF_SPEED)}
 

@@ -61,7 +61,7 @@ _TRAIN = [field.name for field in dataclasses.fields(TrainParams)]
 RESUMING = Changeable(
     (
         *_DEVICES,
-        *("averaging*", "optimizer.*", "decoding*"),
+        *("optimizer.*", "decoding*"),
         *(f"train.{name}" for name in _TRAIN if name not in ("seed", "best_by")),
     ),
     "when training resumes",
@@ -71,7 +71,6 @@ RESUMING = Changeable(
 AFTER_TRAINING = Changeable(
     (
         *_DEVICES,
-        "averaging*",
         "decoding*",
         "optimizer*",
         "train*",
@@ -81,6 +80,7 @@ AFTER_TRAINING = Changeable(
         "model.moe.training*",
         "model.moe.evaluation*",
         "model.moe.gating.balance*",
+        "model.moe.router.jitter",
         "model.moe.router.z_loss_weight",
         "model.moe.expert.dropout_rate",
     ),

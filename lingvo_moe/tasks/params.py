@@ -13,7 +13,6 @@ from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.sbp.params import ShardingParams
 from lingvo_moe.sbp.types import Mesh, Rules, axes_of
 from lingvo_moe.training.adafactor import Adafactor
-from lingvo_moe.training.averaging import Averaging, Ema
 from lingvo_moe.training.optimizer import Optimizer
 from lingvo_moe.training.train_params import TrainParams
 
@@ -70,7 +69,6 @@ class TranslationParams(Params):
         optimizer: the optimizer and its schedule.
         train: the length of training, evaluations and checkpoints.
         decoding: beam search.
-        averaging: the weights that decoding, evaluation and export use.
         init: where the initial weights come from.
         label_smoothing: ε of the training loss.
         sharding: how the model is split over the devices of a mesh.
@@ -86,7 +84,6 @@ class TranslationParams(Params):
     optimizer: Optimizer = Adafactor()
     train: TrainParams = TrainParams()
     decoding: BeamSearchParams = BeamSearchParams()
-    averaging: Averaging = Ema()
     init: InitParams = InitParams()
     sharding: ShardingParams = ShardingParams()
     label_smoothing: Rate = 0.1

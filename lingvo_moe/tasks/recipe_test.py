@@ -181,6 +181,9 @@ class Timed:
         self.clock += 3.0
         return NestedMap(nll=1.0)
 
+    def translate(self, source_ids, lengths, tasks, request):
+        raise NotImplementedError
+
 
 def test_hours_set_the_steps(tmp_path, monkeypatch):
     texts = [*SHRINK, "train.eval_every=FROM_DATA", "recipe.evaluations=5"]
@@ -202,6 +205,23 @@ def test_hours_set_the_steps(tmp_path, monkeypatch):
     fixed = ModelDir.for_training(tmp_path, "tiny.MoE", [*SHRINK, "train.eval_every=10"], dataset())
     (chosen,) = steps_in(0.5, fixed, dataset(), runtime, ALONE)
     assert chosen.value == int(1800 / (2 + 3 * count / 10))
+
+
+def test_hours_include_the_translations_of_evaluations(tmp_path, monkeypatch):
+    texts = [*SHRINK, "train.eval_every=10", "train.dev_bleu_sentences=6"]
+    made = ModelDir.for_training(tmp_path, "tiny.MoE", texts, dataset())
+    dev = SplitBatches.of(dataset(), made.params.input, made.params.train.source_use_sentences)
+    count = len([*dev.sampled, *dev.foreign, *dev.rest])
+    runtime = Timed(None, None)
+
+    def translate(translator, sample, fits):
+        runtime.clock += 5.0 * sum(len(sources) for sources, _ in sample.values())
+
+    monkeypatch.setattr("time.monotonic", lambda: runtime.clock)
+    monkeypatch.setattr("lingvo_moe.jobs.hours.translate_and_fit", translate)
+    monkeypatch.setattr("lingvo_moe.jobs.hours._TRANSLATED", 4)  # of the six
+    (chosen,) = steps_in(0.5, made, dataset(), runtime, ALONE)
+    assert chosen.value == int(1800 / (2 + (3 * count + 6 * 5) / 10))
 
 
 def test_hours_are_for_a_new_logdir(tmp_path, monkeypatch):

@@ -39,16 +39,15 @@ def main() -> None:
     layers = analyze(record)
     print(layers_table(layers).to_text())
     print(f"\n{pairs_table(layers, record.pairs).to_text()}")
+    if FLAGS.data and FLAGS.split == "dev":  # pruning reads the counts of dev
+        record.save(model_dir.routing_path)
+        common.report(f"Wrote the counts of the experts: {model_dir.routing_path}")
 
 
 def _record(model_dir: ModelDir) -> RoutingRecord:
     if not FLAGS.data:
         return RoutingRecord.load(model_dir.routing_path)
-    record = record_routing(model_dir, Dataset.load(Path(FLAGS.data)), Local, FLAGS.split)
-    if FLAGS.split == "dev":  # pruning reads the counts of dev
-        record.save(model_dir.routing_path)
-        common.report(f"Wrote the counts of the experts: {model_dir.routing_path}")
-    return record
+    return record_routing(model_dir, Dataset.load(Path(FLAGS.data)), Local, FLAGS.split)
 
 
 if __name__ == "__main__":

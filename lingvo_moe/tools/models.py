@@ -26,7 +26,7 @@ TABLE = (
 def format_count(count: int) -> str:
     """The count in short form: 617,946,677,248 is "618B"."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if count >= size:
+        if round(count, -len(str(count)) + 3) >= size:
             return f"{count / size:.3g}{unit}"
     return str(count)
 
@@ -43,6 +43,8 @@ def list_models() -> Table:
 @common.tool(TABLE)
 def main() -> None:
     """Flags to one of the functions above."""
+    common.check_effect("with --show", bool(FLAGS.show), "set")
+    common.check_effect("without --show", not FLAGS.show, "json")
     if FLAGS.show:
         print(to_text(override(registry.get_params(FLAGS.show), FLAGS.set)), end="")
     else:

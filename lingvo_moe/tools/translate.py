@@ -205,7 +205,7 @@ def _options() -> dict[str, Any]:
     """The options of a request to an export."""
     texts = [text.strip().removeprefix("decoding.") for text in _overrides()]
     search = override(BeamSearchParams(), texts)
-    return {name: getattr(search, name) for name in (re.split("[.=]", t)[0] for t in texts)}
+    return {name: getattr(search, name) for name in (re.split(r"[.\s=]", t)[0] for t in texts)}
 
 
 def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:

@@ -100,16 +100,6 @@ def stack(tensors: Sequence[Any]) -> Lazy:
     return Lazy((len(tensors), *tensors[0].shape), read)
 
 
-def mean(tensors: Sequence[Any]) -> Lazy:
-    """The mean of tensors of one shape, in float32."""
-
-    def read(index):
-        total = sum(np.asarray(tensor[index], np.float32) for tensor in tensors)
-        return total / np.float32(len(tensors))
-
-    return Lazy(tensors[0].shape, read)
-
-
 def drawn(path: str, spec: WeightSpec, seed: int) -> Lazy:
     """A weight drawn at random, for parts without another source."""
 
