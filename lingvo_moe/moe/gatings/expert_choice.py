@@ -19,7 +19,8 @@ class ExpertChoice(Gating):
     to the earlier token. The experts are balanced by construction, so aux_loss is the constant 1.0.
 
     The experts of a token depend on the other tokens of its group, also on later ones. So a decoder
-    would see later tokens in training, and decoding with this gating is an error.
+    would see later tokens in training, and decoding with this gating is an error. On a mesh an
+    evaluation has other groups than on one device, and so a slightly different loss.
 
     In the Routing K is E: choice e of a token is expert e. A token counts as dropped if no expert
     takes it. The statistics `load` and `choices` count the taken tokens.
