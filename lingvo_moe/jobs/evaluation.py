@@ -103,8 +103,8 @@ def evaluate(
         against.check(references, output)
     runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)
-    complete = set(model_dir.translated_pairs) <= here
-    translator = fit_penalties(model_dir, translator, dataset, step, report, writes=complete)
+    whole = set(model_dir.scored_pairs) <= here  # else the fit is of some languages only
+    translator = fit_penalties(model_dir, translator, dataset, step, report, writes=whole)
     translate = _with_known_sources(translator, model_dir)
     translators = [(name, through(translate, via)) for name, via in pivots.items()]
     outputs = translate_split(translators, dataset, split, report)
