@@ -185,13 +185,18 @@ class Timed:
         raise NotImplementedError
 
 
-def test_hours_set_the_steps(tmp_path, monkeypatch):
-    texts = [*SHRINK, "train.eval_every=FROM_DATA", "recipe.evaluations=5"]
-    made = ModelDir.for_training(tmp_path, "tiny.MoE", texts, dataset())
+def timed(path, monkeypatch, *texts):
+    """A new logdir, the number of batches of an evaluation, and a runtime whose clock counts."""
+    made = ModelDir.for_training(path, "tiny.MoE", [*SHRINK, *texts], dataset())
     dev = SplitBatches.of(dataset(), made.params.input, made.params.train.source_use_sentences)
-    count = len([*dev.sampled, *dev.foreign, *dev.rest])
     runtime = Timed(None, None)
     monkeypatch.setattr("time.monotonic", lambda: runtime.clock)
+    return made, len([*dev.sampled, *dev.foreign, *dev.rest]), runtime
+
+
+def test_hours_set_the_steps(tmp_path, monkeypatch):
+    texts = "train.eval_every=FROM_DATA", "recipe.evaluations=5"
+    made, count, runtime = timed(tmp_path, monkeypatch, *texts)
     (chosen,) = steps_in(0.5, made, dataset(), runtime, ALONE)
     # 1,800 s, less five evaluations.
     assert chosen.value == (1800 - 5 * 3 * count) // 2
@@ -208,16 +213,12 @@ def test_hours_set_the_steps(tmp_path, monkeypatch):
 
 
 def test_hours_include_the_translations_of_evaluations(tmp_path, monkeypatch):
-    texts = [*SHRINK, "train.eval_every=10", "train.dev_bleu_sentences=6"]
-    made = ModelDir.for_training(tmp_path, "tiny.MoE", texts, dataset())
-    dev = SplitBatches.of(dataset(), made.params.input, made.params.train.source_use_sentences)
-    count = len([*dev.sampled, *dev.foreign, *dev.rest])
-    runtime = Timed(None, None)
+    texts = "train.eval_every=10", "train.dev_bleu_sentences=6"
+    made, count, runtime = timed(tmp_path, monkeypatch, *texts)
 
     def translate(translator, sample, fits):
         runtime.clock += 5.0 * sum(len(sources) for sources, _ in sample.values())
 
-    monkeypatch.setattr("time.monotonic", lambda: runtime.clock)
     monkeypatch.setattr("lingvo_moe.jobs.hours.translate_and_fit", translate)
     monkeypatch.setattr("lingvo_moe.jobs.hours._TRANSLATED", 4)  # of the six
     (chosen,) = steps_in(0.5, made, dataset(), runtime, ALONE)
