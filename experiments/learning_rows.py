@@ -229,10 +229,6 @@ def _knob(name: str, *overrides: str, **fields: Any) -> Row:
 _FEW_EVALUATIONS = ("train.eval_every=1000",)
 
 
-def _top_2(second_expert: str) -> str:
-    return f"model.moe.gating=Top2(second_expert='{second_expert}')"
-
-
 _SEARCHES = {
     "beam": (),
     "greedy": ("decoding.beam_size=1",),
@@ -252,8 +248,7 @@ _KNOBS = (
     _knob("dropout 0.2", "model.dropout_rate=0.2"),
     _knob("label smoothing 0", "label_smoothing=0.0"),
     _knob("label smoothing 0.2", "label_smoothing=0.2"),
-    _knob("second expert always", _top_2("always")),
-    _knob("second expert never", _top_2("never")),
+    _knob("second expert always", "model.moe.gating=TopK(k=2)"),
     _knob("capacity factor 1", "model.moe.training.capacity_factor=1.0"),
     _knob("dropless", "model.moe.training=Ragged()"),
     _knob("balance loss 0", "model.moe.gating.balance.weight=0.0"),

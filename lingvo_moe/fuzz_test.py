@@ -166,7 +166,7 @@ TOKENS = st.sampled_from(
     [
         *"()[]{},=:.'\"-+*01\\\n\0é",
         *("**", "-1", "0.5", "1e999", "None", "True", "x", "lambda", "if", "else", "for", "in"),
-        *("Top2", "Einsum", "Adafactor", "Stage", "second_expert", "capacity_factor", "schedule"),
+        *("Top2", "Einsum", "Adafactor", "Stage", "balance", "capacity_factor", "schedule"),
     ]
 )
 VALUES = st.lists(TOKENS, max_size=12).map("".join) | st.text(max_size=40)

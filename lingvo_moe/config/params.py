@@ -36,7 +36,7 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
     """Returns params with fields replaced, as in `--set=train.optimizer.beta2=0.98`.
 
     A value is a Python literal (`3`, `0.5`, `None`, `('de-en',)`), bare text for a str field, or,
-    for a field that holds a policy, the policy's class with its arguments: `Top2(second='always')`.
+    for a field that holds a policy, the policy's class with its arguments: `TopK(k=2)`.
     Spaces at the ends of bare text are part of it. Consecutive assignments to fields of one object
     are applied together, so rules about several fields are checked once.
 
@@ -51,7 +51,7 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
 def parse_policy(base: type, text: str, flag: str) -> Any:
     """The policy, of an abstract class, that the text of a flag such as "--metric" describes:
-    `Top2(second_expert='always')`. Raises ValueError as `override`, beginning with the flag."""
+    `TopK(k=2)`. Raises ValueError as `override`, beginning with the flag."""
     try:
         return _parse(text, base, flag.removeprefix("--"))
     except ValueError as error:

@@ -62,7 +62,8 @@ class BeamSearchParams(Params):
         expected_ratio: length_penalty counts at most ratio · source length tokens, so that a
             translation gains nothing by more (Yang et al. 2018, arXiv 1808.09582, the bounded
             reward); 0 counts all. FROM_DATA is as above.
-        min_length: smallest number of tokens, with EOS; limited by the largest length.
+        min_length: smallest number of tokens, with EOS; limited by the largest length. Both count
+            the tag with which translations of models with `OnBothSides()` begin.
         no_repeat_ngram: n; no sequence of n tokens occurs twice in a translation. 0 for no limit.
         repetition_penalty: nats that log P of a token loses in a search if the translation has the
             token already; the score loses them too. Unlike a factor of logits (Keskar et al. 2019,

@@ -118,7 +118,7 @@ def _steps(*overrides):
     Nothing is random; there is no capacity and no balance loss, which see a group.
     """
     exact = (
-        *("model.dropout_rate=0.0", "model.moe.gating=Top2(second_expert='always')"),
+        *("model.dropout_rate=0.0", "model.moe.gating=TopK(k=2)"),
         *("model.moe.training.capacity_factor=None", "model.moe.gating.balance.weight=0.0"),
     )
     params = override(get_params("tiny.MoE"), [*SHRINK, *SMALL, *exact, *overrides])

@@ -23,7 +23,7 @@ class RelativeBias(Layer):
         num_heads: N.
         bidirectional: whether keys after the query have separate buckets.
         num_buckets: number of buckets of both directions.
-        max_distance: start of the last bucket.
+        max_distance: distances from here on are all in the last bucket.
     """
 
     num_heads: PositiveInt

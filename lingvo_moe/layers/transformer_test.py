@@ -12,7 +12,7 @@ from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.moe.activation import GELU, SwiGLU
 from lingvo_moe.moe.dispatch import Gather
 from lingvo_moe.moe.experts import ExpertParams
-from lingvo_moe.moe.gatings.top_2 import Top2
+from lingvo_moe.moe.gatings.top_k import TopK
 from lingvo_moe.moe.layer import MoEParams
 from lingvo_moe.nn.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.nn.special_tokens import PAD
@@ -145,7 +145,7 @@ def test_randomness_is_off_in_evaluation_and_follows_the_seed_in_training():
 
 
 def test_training_without_its_randomness_is_evaluation():
-    gating = Top2(second_expert="always")
+    gating = TopK(k=2)
     moe = dataclasses.replace(PARAMS.moe, gating=gating, training=Gather(capacity_factor=None))
     calm = transformer(dropout_rate=0.0, moe=moe)
     rows = row(PAIRS, 12, 12)

@@ -105,7 +105,7 @@ def test_a_loop_over_tokens_gives_the_same(num_experts, routing):
     "gating",
     [
         Top2(),
-        Top2(second_expert="always"),
+        TopK(k=2),
         TopK(k=1, normalize=False),
         TopK(k=4),
         Switch(),

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.flexmoe.vexperts import VExperts
 from lingvo_moe.moe.dispatch import Einsum, Gather
-from lingvo_moe.moe.gatings.top_2 import Top2
+from lingvo_moe.moe.gatings.top_k import TopK
 from lingvo_moe.moe.layer import MoE, MoEParams
 from lingvo_moe.nn.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.testing.published_moe import Published
@@ -16,7 +16,7 @@ MODEL, HIDDEN, EXPERTS = 8, 12, 4
 TRAINING = Context(tf.constant([5, 6]))
 UNLIMITED = MoEParams(
     num_experts=EXPERTS,
-    gating=Top2(second_expert="always"),
+    gating=TopK(k=2),
     training=Gather(capacity_factor=None),
 )
 LIMITED = Gather(capacity_factor=1.0)

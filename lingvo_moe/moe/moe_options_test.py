@@ -10,6 +10,7 @@ from lingvo_moe.moe.experts import ExpertParams
 from lingvo_moe.moe.gatings.balance_loss import ByGroup
 from lingvo_moe.moe.gatings.switch import Switch
 from lingvo_moe.moe.gatings.top_2 import Top2
+from lingvo_moe.moe.gatings.top_k import TopK
 from lingvo_moe.moe.layer import MoE, MoEParams
 from lingvo_moe.moe.ragged import Ragged
 from lingvo_moe.moe.router import ByToken
@@ -25,7 +26,7 @@ BOTH = pytest.mark.parametrize("context", [TRAINING, EVALUATION], ids=["training
 
 
 def layer(**changes):
-    params = {"num_experts": EXPERTS, "gating": Top2(second_expert="always")} | changes
+    params = {"num_experts": EXPERTS, "gating": TopK(k=2)} | changes
     return MoE(model_dim=MODEL, hidden_dim=HIDDEN, params=MoEParams(**params))
 
 

@@ -24,7 +24,7 @@ DENSE = override(
 _EXPERTS = MoEParams(num_experts=4, training=Einsum(groups=4))
 MOE = dataclasses.replace(DENSE, model=dataclasses.replace(DENSE.model, moe=_EXPERTS))
 # Without random numbers, because XLA counts their operations too.
-CERTAIN = override(MOE, ["model.dropout_rate=0.0", "model.moe.gating=Top2(second_expert='always')"])
+CERTAIN = override(MOE, ["model.dropout_rate=0.0", "model.moe.gating=TopK(k=2)"])
 ONE = Mesh(("expert",), (1,))
 FOUR = Mesh(("expert",), (4,))
 

@@ -46,7 +46,7 @@ TINY = (
 )
 MOE = (
     *("model.moe.every_n=1", "model.moe.training=Einsum(groups=8)"),
-    *("model.moe.num_experts=8", "model.moe.gating=Top2(second_expert='always')"),
+    *("model.moe.num_experts=8", "model.moe.gating=TopK(k=2)"),
 )
 STATE = "(('M',('data',)),('A',('expert',)),('V',('expert',)),('e',('expert',)))"
 

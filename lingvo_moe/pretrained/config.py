@@ -10,7 +10,7 @@ from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.position import Sinusoidal
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.moe.experts import ExpertParams
-from lingvo_moe.moe.gatings.top_2 import Top2
+from lingvo_moe.moe.gatings.top_k import TopK
 from lingvo_moe.moe.layer import MoEParams
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.adamw import AdamW
@@ -120,7 +120,7 @@ def _moe(config) -> MoEParams:
     return MoEParams(
         num_experts=config["num_experts"],
         every_n=steps[0],
-        gating=Top2(second_expert="always"),
+        gating=TopK(k=2),
         expert=ExpertParams(mask_rate=config.get("moe_token_dropout", 0.2)),
     )
 

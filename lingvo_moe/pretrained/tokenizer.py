@@ -133,7 +133,8 @@ def _m2m100(directory: Path, model: Any) -> dict[int, Any]:
     """Id -> piece, by vocab.json.
 
     SentencePiece passes on a character that it does not know, which may have an entry; longer
-    entries that it does not know never occur. Pieces without an entry are left out.
+    entries that it does not know never occur. Pieces without an entry are left out, so a word has
+    shorter ones; transformers reads such a piece, and a run of unknown characters, as <unk>.
     """
     path = directory / PIECES
     ids = read_json(path)

@@ -48,11 +48,11 @@ class Tiny(tiny.MoE):
 
 @register
 class TinyToday(tiny.MoE):
-    """finegrained.Tiny with shared experts (section 3.2) and DeepSeek-V3's router.
+    """finegrained.Tiny with shared experts (section 3.2) and parts of DeepSeek-V3's router.
 
     Two of the 32 experts are one dense network for every token, and a token chooses 6 of the other
-    30. The router (arXiv 2412.19437) has sigmoid scores, balance by a bias, and a small loss for
-    each sentence.
+    30. The router (arXiv 2412.19437, without its scale and its limit of nodes) has sigmoid scores,
+    balance by a bias, and a small loss for each sentence.
     """
 
     def params(self) -> TranslationParams:

@@ -6,11 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.moe.gatings.top_2 import Top2
 from lingvo_moe.nn.layer import EVALUATION, Context
-from lingvo_moe.testing import slow_routing
 
-ALWAYS = Top2(second_expert="always")
-SAMPLED = Top2(second_expert="sampled")
-NEVER = Top2(second_expert="never")
 SHAPES = [(1, 1, 2), (1, 7, 3), (2, 16, 4), (3, 40, 8), (2, 5, 16), (1, 6, 1), (2, 128, 32)]
 
 
@@ -105,14 +101,13 @@ def test_equals_algorithm_1(shape, capacity, padding):
     rng = np.random.default_rng([*shape, capacity or 0, int(10 * padding)])
     logits = rng.normal(0, 2, shape).astype(np.float32)
     mask = rng.random(shape[:2]) >= padding
-    for gating, context in [(ALWAYS, seeded(1)), (Top2(), EVALUATION)]:
-        routing = gating.route(tf.constant(logits), tf.constant(mask), capacity, context)
-        assert_equals_algorithm_1(routing, logits, mask, capacity, np.zeros(shape[:2]))
-    context = seeded(5)
-    routing = Top2(second_expert="random").route(
-        tf.constant(logits), tf.constant(mask), capacity, context
-    )
-    assert_equals_algorithm_1(routing, logits, mask, capacity, draws(context, *shape[:2]))
+    training = seeded(5)
+    for context, random in [
+        (training, draws(training, *shape[:2])),
+        (EVALUATION, np.zeros(shape[:2])),
+    ]:
+        routing = Top2().route(tf.constant(logits), tf.constant(mask), capacity, context)
+        assert_equals_algorithm_1(routing, logits, mask, capacity, random)
 
 
 @pytest.mark.parametrize("capacity", [1, 4, None])
@@ -121,7 +116,7 @@ def test_equals_algorithm_1_with_ties(capacity):
     rng = np.random.default_rng(2)
     logits = rng.integers(0, 3, [4, 30, 6]).astype(np.float32)
     mask = rng.random([4, 30]) > 0.1
-    routing = ALWAYS.route(tf.constant(logits), tf.constant(mask), capacity, EVALUATION)
+    routing = Top2().route(tf.constant(logits), tf.constant(mask), capacity, EVALUATION)
     assert_equals_algorithm_1(routing, logits, mask, capacity, np.zeros([4, 30]))
 
 
@@ -129,9 +124,9 @@ def test_a_group_of_padding_takes_no_place_and_counts_nowhere():
     rng = np.random.default_rng(3)
     logits = rng.normal(0, 1, [3, 8, 4]).astype(np.float32)
     mask = np.array([[True] * 8, [False] * 8, [True] * 4 + [False] * 4])
-    routing = ALWAYS.route(tf.constant(logits), tf.constant(mask), 2, EVALUATION)
+    routing = Top2().route(tf.constant(logits), tf.constant(mask), 2, EVALUATION)
     assert_equals_algorithm_1(routing, logits, mask, 2, np.zeros([3, 8]))
-    nothing = ALWAYS.route(tf.constant(logits), tf.zeros([3, 8], tf.bool), 2, EVALUATION)
+    nothing = Top2().route(tf.constant(logits), tf.zeros([3, 8], tf.bool), 2, EVALUATION)
     assert not np.any(nothing.dispatched)
     assert (nothing.aux_loss.numpy(), nothing.stats.drop_rate.numpy()) == (0.0, 0.0)
     np.testing.assert_array_equal(nothing.stats.load, [0.0] * 4)
@@ -144,7 +139,7 @@ def test_queues_by_hand():
     # place 3 at expert 0, behind the choice that did not fit.
     big, small = np.log(0.75), np.log(0.25)
     logits = tf.constant([[[big, small]] * 3 + [[small, big]]], tf.float32)
-    routing = ALWAYS.route(logits, tf.ones([1, 4], tf.bool), 2, EVALUATION)
+    routing = Top2().route(logits, tf.ones([1, 4], tf.bool), 2, EVALUATION)
     assert routing.expert.numpy().tolist() == [[[0, 1], [0, 1], [0, 1], [1, 0]]]
     assert routing.position.numpy().tolist() == [[[0, 1], [1, 2], [2, 3], [0, 3]]]
     assert routing.dispatched.numpy().tolist() == [
@@ -161,7 +156,7 @@ def test_queues_by_hand():
 def test_aux_loss_averages_over_groups():
     collapsed = 100.0 * tf.one_hot(tf.zeros([1, 4], tf.int32), 4)
     logits = tf.concat([collapsed, 100.0 * tf.eye(4)[None]], axis=0)
-    routing = ALWAYS.route(logits, tf.ones([2, 4], tf.bool), None, EVALUATION)
+    routing = Top2().route(logits, tf.ones([2, 4], tf.bool), None, EVALUATION)
     assert routing.aux_loss.numpy() == pytest.approx((4.0 + 1.0) / 2, abs=1e-6)
 
 
@@ -187,14 +182,10 @@ def test_random_routing_is_the_seeds():
     assert np.any(one.dispatched.numpy() != other.dispatched.numpy())
 
 
-def test_choices_per_token():
-    assert (NEVER.choices_per_token, Top2().choices_per_token) == (1, 2)
-
-
 def test_evaluation_is_never_random():
     logits = tf.random.stateless_normal([2, 64, 4], [1, 2])
     mask = tf.ones([2, 64], tf.bool)
-    assert np.all(Top2(second_expert="random").route(logits, mask, None, EVALUATION).dispatched)
+    assert np.all(Top2().route(logits, mask, None, EVALUATION).dispatched)
 
 
 def test_routes_shapes_unknown_until_run():
@@ -206,68 +197,3 @@ def test_routes_shapes_unknown_until_run():
     mask = tf.ones([2, 6], tf.bool)
     expected = Top2().route(logits, mask, None, EVALUATION).weight
     np.testing.assert_allclose(route(logits, mask), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", slow_routing.CASES)
-def test_sampled_equals_the_slow_loop(name):
-    logits, mask, capacity = slow_routing.case(name)
-    gates, experts = slow_routing.softmax(logits), range(logits.shape[-1])
-    context = seeded(4)
-    noise = -np.log(-np.log(context.uniform(logits.shape, low=1e-20).numpy()))
-
-    def choices(g, s):
-        best = min(experts, key=lambda e: (-logits[g, s, e], e))
-        others = sorted(experts, key=lambda e: -logits[g, s, e] - noise[g, s, e])
-        chosen = [best, *[e for e in others if e != best][:1]]
-        total = sum(gates[g, s, e] for e in chosen)
-        return [(e, gates[g, s, e] / total) for e in chosen]
-
-    routing = SAMPLED.route(tf.constant(logits), tf.constant(mask), capacity, context)
-    slow_routing.assert_routes(routing, choices, logits, mask, capacity, min(2, len(experts)))
-    expected = slow_routing.balance(logits, mask)
-    np.testing.assert_allclose(routing.aux_loss, expected, rtol=1e-5)
-
-
-def test_the_second_expert_is_drawn_by_the_gates_of_the_others():
-    # Of 0.1, 0.2 and 0.3 beside the best expert's 0.4: sixths. 32768 draws know a frequency to
-    # within 0.003 (standard deviation).
-    gates = [0.1, 0.4, 0.2, 0.3]
-    logits = tf.broadcast_to(tf.math.log(gates), [32, 1024, 4])
-    mask = tf.ones([32, 1024], tf.bool)
-    routing = SAMPLED.route(logits, mask, None, seeded(9))
-    assert np.all(routing.dispatched)
-    assert np.all(routing.expert[..., 0] == 1)
-    seconds = np.bincount(routing.expert[..., 1].numpy().ravel(), minlength=4) / mask.numpy().size
-    np.testing.assert_allclose(seconds, [1 / 6, 0, 2 / 6, 3 / 6], atol=0.012)
-    np.testing.assert_allclose(tf.reduce_sum(routing.weight, axis=-1), tf.ones([32, 1024]))
-    again, other = (SAMPLED.route(logits, mask, None, seeded(s)) for s in (9, 10))
-    np.testing.assert_array_equal(routing.expert, again.expert)
-    assert np.any(routing.expert != other.expert)
-
-
-def test_sampled_evaluates_as_always():
-    logits = tf.random.stateless_normal([2, 64, 4], [1, 2])
-    mask = tf.ones([2, 64], tf.bool)
-    one, other = (gating.route(logits, mask, 20, EVALUATION) for gating in (SAMPLED, ALWAYS))
-    tf.nest.map_structure(np.testing.assert_array_equal, tuple(one), tuple(other))
-
-
-@pytest.mark.parametrize("name", slow_routing.CASES)
-@pytest.mark.parametrize("context", [seeded(4), EVALUATION], ids=["training", "evaluation"])
-def test_never_equals_the_slow_loop(name, context):
-    logits, mask, capacity = slow_routing.case(name)
-
-    def best(g, s):
-        return slow_routing.best(logits[g, s], 2, normalize=True)[:1]
-
-    routing = NEVER.route(tf.constant(logits), tf.constant(mask), capacity, context)
-    slow_routing.assert_routes(routing, best, logits, mask, capacity)
-    expected = slow_routing.balance(logits, mask)
-    np.testing.assert_allclose(routing.aux_loss, expected, rtol=1e-5)
-
-
-def test_bad_policy():
-    with pytest.raises(
-        ValueError, match=r"second_expert must be in \('always', .*'never'\), got 'often'"
-    ):
-        Top2(second_expert="often")

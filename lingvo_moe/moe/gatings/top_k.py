@@ -21,7 +21,7 @@ class TopK(Gating):
 
     Shazeer et al. 2017 (arXiv 1701.06538) without its noise, with the queues and the balance loss
     of GShard: all first choices queue before all second ones, and so on; the loss counts first
-    choices. Ties go to the lowest expert. `TopK(k=2)` is `Top2(second_expert="always")`.
+    choices. Ties go to the lowest expert. `Top2` evaluates as `TopK(k=2)`.
 
     DeepSeek-V3 (arXiv 2412.19437, equations 12 to 20) is `TopK(k=8, scores=Sigmoid(), scale=2.5,
     bias=LossFree(), limit=NodeLimited(nodes=8, kept=4), balance=BySequence())`.
