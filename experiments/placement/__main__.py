@@ -11,9 +11,9 @@ from absl import flags
 
 from experiments.placement.loads import SyntheticLoads, on_devices, scaled
 from experiments.placement.simulate import COMPARISONS, replay_trace, summarize_replay, table
+from experiments.placement.traces import Trace
 from experiments.tables import write_csv
 from lingvo_moe.flexmoe.rates import ExpertShape, from_hardware
-from lingvo_moe.flexmoe.traces import Trace
 from lingvo_moe.hardware.chips import NAMES, find_hardware
 from lingvo_moe.tools import common
 from lingvo_moe.tools.common import Flag

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from experiments.placement.traces import Trace
 from lingvo_moe.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -15,7 +16,6 @@ from lingvo_moe.config.fields import (
     PositiveInt,
     Share,
 )
-from lingvo_moe.flexmoe.traces import Trace
 
 
 def on_devices(trace: Trace, devices: int) -> Trace:

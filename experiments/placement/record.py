@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
+from experiments.placement.traces import Trace
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import TrainInput
-from lingvo_moe.flexmoe.traces import Trace
 from lingvo_moe.jobs.training import train_step
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir

@@ -11,8 +11,8 @@ import numpy as np
 from experiments.placement.policies import CHANGES, Flex, Oracle, Policy, Shadowing
 from experiments.placement.policies import StaticExpertParallel as Static
 from experiments.placement.policies import StrictReassignment as Strict
+from experiments.placement.traces import Trace
 from lingvo_moe.flexmoe.cost import CostModel, balance_ratio
-from lingvo_moe.flexmoe.traces import Trace
 from lingvo_moe.reporting.table import Table
 
 POLICIES = (Static(), Static(capacity_factor=None), Strict(), Shadowing(), Flex(), Oracle())

@@ -15,7 +15,7 @@ from experiments.placement.simulate import (
     summarize_replay,
     table,
 )
-from lingvo_moe.flexmoe.traces import Trace
+from experiments.placement.traces import Trace
 from lingvo_moe.testing.placements import make_cost
 
 

@@ -49,24 +49,16 @@ class Trace:
 
     @staticmethod
     def load(path: Path) -> "Trace":
-        """Reads what `save` wrote.
-
-        Raises:
-            ValueError: there is none, or it cannot be read.
-        """
+        """Reads what `save` wrote. Raises ValueError: there is none, or it cannot be read."""
 
         def make(fields):
             layers, experts = map(str, fields["layers"]), map(int, fields["experts"])
-            found = Trace(
+            return Trace(
                 loads=fields["loads"],
                 steps=fields["steps"],
                 layers=tuple(layers),
                 experts=tuple(experts),
             )
-            shape, sizes = (len(found.steps), len(found.layers)), found.loads.shape
-            if len(sizes) != 4 or sizes[:2] != shape or len(found.experts) != shape[1]:
-                raise ValueError(f"loads of shape {sizes} for {shape} steps and layers")
-            return found
 
         return npz.load(
             path, make, "trace of expert loads", "python -m experiments.placement.record makes one."
