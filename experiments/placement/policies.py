@@ -193,7 +193,7 @@ CHANGES = ("any slot", "smooth maximum", "any expert, swaps")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Literal(PolicyMaker):
-    """FlexMoE's algorithms 1 and 2 as they are written, or with our first changes.
+    """The greedy step of FlexMoE's algorithm 2 as it is written, or with our first changes.
 
     The expert with the most tokens per slot takes a slot from the one with the fewest, while this
     makes the busiest device faster.

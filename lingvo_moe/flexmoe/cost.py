@@ -6,11 +6,11 @@ e on device g, the time of a step is that of the busiest device,
     T = max_g Σ_{e on g} ( F + I / TPS  +  4 Σ_{g'} (from g') · token bytes / Bw[g', g]
                            +  gradient bytes / BPS(all devices), if several devices hold e )
 
-F is not in the paper: it is the time to read an expert's weights and write their gradients, with
-few tokens too. A compiled program differs from the paper (cost_on_mesh_test.py): groups of
-devices are the same in each step, so all take part in the sum of an expert's gradients. Each pair
-of devices has a buffer as large as the busiest pair needs. `expected`, by which the policy maker
-searches, has the pairs' own tokens; `of_flow` has the buffers.
+F is not in the paper: it is the time of an expert without tokens (see rates.py). A compiled
+program differs from the paper (cost_on_mesh_test.py): groups of devices are the same in each step,
+so all take part in the sum of an expert's gradients. Each pair of devices has a buffer as large as
+the busiest pair needs. `expected`, by which the policy maker searches, has the pairs' own tokens;
+`of_flow` has the buffers.
 
 D devices (as sources), H the same as targets, E experts; "..." any leading dimensions.
 """
@@ -99,6 +99,9 @@ class CostModel:
 
     def of_flow(self, flow: np.ndarray, counts: np.ndarray) -> Seconds:
         """Seconds of tokens that are sent as in `flow`, of all experts together.
+
+        Each choice counts as a token. `Dropless` sends a token once to a device, so with several
+        choices a token its buffers may be smaller.
 
         Args:
             flow: [E, D, H] tokens from source to target.

@@ -11,8 +11,10 @@ Differences from the paper:
   are equally busy. So this search lowers a smooth maximum over devices, their norm of order 16. If
   no slot for the busiest expert helps, it tries more slots for the other experts of the busiest
   device, then other experts in that device's slots, then swaps of its slots.
-- The value of a plan is its gain over `horizon` steps minus the time of its copies. The plan is cut
-  where its value is highest, so a plan without value is empty.
+- The value of a plan is its gain over `horizon` steps minus the time of its copies. Of the plan's
+  first 0, 1, 2, 4, … moves and of all, those with the highest value are made; perhaps none.
+- The paper moves experts until the load is balanced, and swaps them afterwards while that lowers
+  the cost. Here a plan may go on below the threshold, and with a balanced load nothing is planned.
 
 D devices, E experts, N candidates.
 """
@@ -85,7 +87,7 @@ class PolicyMaker:
         return stages
 
     def _cut(self, placement: Placement, stages: list) -> Adjustment:
-        """The prefix of a search with the highest value."""
+        """The prefix with the highest value, of some prefixes of a search."""
         start, moves = stages[0][2], [stage[0] for stage in stages[1:]]
         # Computing the cost takes as long as finding a move, so only some lengths are tried.
         lengths = sorted({0, len(moves), *(2**i for i in range(len(moves).bit_length()))})

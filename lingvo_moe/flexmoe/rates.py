@@ -14,7 +14,8 @@ from lingvo_moe.hardware.links import Switched, all_reduce_parts
 
 # For single experts and exchanges between pairs; Efficiency's defaults are for whole steps.
 EFFICIENCY = Efficiency(matmul=0.5, network=0.5)
-_PADDING = 64  # rows; the last block of 128 rows of an expert is half empty (see Dropless)
+# Rows. With many tokens the blocks of Dropless have 128, and an expert's last one is half empty.
+_PADDING = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,11 @@ class ExpertShape(Params):
 
 
 def from_hardware(
-    hardware: Hardware, devices: int, expert: ExpertShape, efficiency: Efficiency = EFFICIENCY
+    hardware: Hardware,
+    devices: int,
+    expert: ExpertShape,
+    efficiency: Efficiency = EFFICIENCY,
+    stride: int = 1,
 ) -> CostModel:
     """Rates of `devices` of a kind, without the time of hops, because messages are large.
 
@@ -49,10 +54,12 @@ def from_hardware(
         devices: D.
         expert: the expert that they compute.
         efficiency: the share that an expert's products and the exchanges reach.
+        stride: from one of the devices to the next, in devices of the machine.
     """
-    full = hardware.interconnect.two_levels(devices, hardware.bandwidth)
-    share = efficiency.network
-    wires = dataclasses.replace(full, local=full.local * share, remote=full.remote * share)
+    full = hardware.interconnect.two_levels(devices * stride, hardware.bandwidth)
+    share, node = efficiency.network, max(full.node // stride, 1)
+    local, remote = full.local * share, full.remote * share
+    wires = dataclasses.replace(full, node=node, local=local, remote=remote)
     element = hardware.wire_bytes[expert.dtype]
     # A multiplication and an addition forwards, and twice as much backwards.
     speed = hardware.matmul[expert.dtype] * efficiency.matmul / (6 * expert.weights)

@@ -1,7 +1,7 @@
 """A runtime that moves experts between the steps of training.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, sections 3 and 4. The scheduler gets the loads
-of every step. Its moves are made beside the next steps, a few after each: the host starts the
+of every step. Its moves are made between the next steps, a few after each: the host starts the
 copies and does not wait for them, and they use only the devices of their two slots.
 
 L layers, D devices, K slots of a device, E experts.

@@ -10,7 +10,8 @@ import tensorflow as tf
 from lingvo_moe.config.fields import NonNegativeInt, PositiveFloat
 from lingvo_moe.moe.dispatch import Dispatcher
 
-# So up to 1,000 times the load at balance a buffer has at most 1.25 times the room that it needs.
+# Up to 1,000 times the load at balance, the buffer that decides the rung has at most 1.25 times the
+# room that it needs; other buffers and layers of this rung may have more.
 _FACTORS = tuple(1.25**power for power in range(1, 32))
 
 

@@ -173,22 +173,24 @@ class _Reached(NamedTuple):
 
 
 def search(graph: Graph, mesh: Mesh, device: Device = _DEVICE, width: int = 5000) -> Plan:
-    """The cheapest types, by dynamic programming over the nodes in their order.
+    """The cheapest types, by dynamic programming over the operators in their order.
 
-    A state: the types that are there of each tensor that is still needed. A chain or a tree has
-    few states. Other graphs may have many: a first search that keeps few states gives a bound, and
-    a state that cannot come below it is left out. If there are still more than `width`, only the
-    cheapest are kept, and the plan is perhaps not the best. Raises ValueError: a tensor has no type
-    that divides it into equal pieces.
+    A state: the types that are there of each tensor that is still needed; an input joins when it is
+    first needed. A chain or a tree has few states. Other graphs may have many: a first search that
+    keeps few states gives a bound, and a state that cannot come below it is left out. If there are
+    still more than `width`, only the cheapest are kept, and the plan is perhaps not the best.
+    Raises ValueError: a tensor has no type that divides it into equal pieces.
     """
     first = _search(graph, mesh, device, min(width, _FEW), math.inf)
-    return first if first.exact else _search(graph, mesh, device, width, first.seconds)
+    if first.exact:
+        return first
+    return _search(graph, mesh, device, width, first.seconds) or first
 
 
 def _search(graph, mesh, device, width, bound):
-    """As `search`, without plans that take more than `bound` seconds."""
-    nodes, exact = list(graph.nodes.values()), True
-    last, left = _last_uses(graph), sum(node.flops for node in nodes)
+    """As `search`, without plans that take more than `bound` seconds; None if none is found."""
+    nodes, exact = _order(graph), True
+    last, left = _last_uses(nodes), sum(node.flops for node in nodes)
     states: dict[_State, _Reached] = {(): _Reached((0.0, 0.0, 0), None)}
     for place, node in enumerate(nodes):
         left -= node.flops
@@ -203,17 +205,35 @@ def _search(graph, mesh, device, width, bound):
                 total = seconds, received, steps
                 if live not in found or total < found[live].cost:
                     found[live] = _Reached(total, (choice, reached.choices))
+        if not found and bound < math.inf:
+            return None
         if not found:
             raise ValueError(f"No type of {node.name!r} {node.shape} fits {mesh}; change one.")
         kept = _not_worse(found)
         exact = exact and len(kept) <= width
         states = dict(kept[:width])
     best = min(states.values(), key=lambda reached: reached.cost)
-    choices, rest = [], best.choices
+    choices, rest = {}, best.choices
     while rest:
-        choices.append(rest[0])
+        choices[rest[0].node.name] = rest[0]
         rest = rest[1]
-    return Plan(mesh, tuple(reversed(choices)), best.cost[0], exact)
+    return Plan(mesh, tuple(choices[name] for name in graph.nodes), best.cost[0], exact)
+
+
+def _needed(node):
+    """Names of the tensors whose types a node depends on."""
+    return (*node.operands, *([node.types] if isinstance(node.types, str) else []))
+
+
+def _order(graph):
+    """The nodes in their order, but each input directly before the first node that needs it."""
+    order: dict[str, Node] = {}
+    for node in graph.nodes.values():
+        if node.operator:
+            needed = {name: graph.nodes[name] for name in _needed(node)}
+            order |= {name: one for name, one in needed.items() if name not in order}
+            order[node.name] = node
+    return list((order | graph.nodes).values())
 
 
 def _not_worse(found):
@@ -231,11 +251,11 @@ def _not_worse(found):
     return kept
 
 
-def _last_uses(graph):
+def _last_uses(nodes):
     """Name -> the place of the last node that needs it."""
-    last = dict.fromkeys(graph.nodes, -1)
-    for place, node in enumerate(graph.nodes.values()):
-        for name in (*node.operands, *([node.types] if isinstance(node.types, str) else [])):
+    last = {node.name: -1 for node in nodes}
+    for place, node in enumerate(nodes):
+        for name in _needed(node):
             last[name] = place
     return last
 

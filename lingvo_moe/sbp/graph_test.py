@@ -234,6 +234,26 @@ def test_the_plan_is_the_best_of_all(seeds):
         assert plan.seconds == pytest.approx(least_seconds(graph, FOUR), rel=1e-9), seed
 
 
+def chain(weights_first):
+    """Eight products of data that are split by rows."""
+    graph, names = Graph(), [f"w{i}" for i in range(8)]
+    x = graph.input("x", (65536, 256), "S(0)")
+    if weights_first:
+        for name in names:
+            graph.input(name, (256, 256))
+    for name in names:
+        x = graph.einsum("ab,bc->ac", x, name if weights_first else graph.input(name, (256, 256)))
+    graph.output(x, "S(0)")
+    return graph
+
+
+def test_a_chain_with_its_weights_first_is_exact():
+    plan, other = (search(chain(first), FOUR, DEVICE) for first in (True, False))
+    assert plan.exact
+    assert (plan.seconds, plan.collectives) == (other.seconds, [])
+    assert list(plan.types)[:2] == ["x", "w0"]
+
+
 def main():
     """Prints for each of RUNS the largest relative error, and kind and bytes of collectives."""
     from lingvo_moe.runtimes import hlo

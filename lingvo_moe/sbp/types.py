@@ -97,7 +97,7 @@ class NdSbp(tuple[Sbp, ...]):
 def parse(text: str) -> NdSbp:
     """The value whose str is text: "S(0),B". The empty text is that of a mesh without axes.
     Raises ValueError: anything else."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
     for part in parts:
         if not re.fullmatch(r"B|P|S\(\d+\)", part):
             raise ValueError(

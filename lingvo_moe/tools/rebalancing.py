@@ -7,6 +7,8 @@ from lingvo_moe.flexmoe.policy_maker import PolicyMaker
 from lingvo_moe.flexmoe.rates import ExpertShape, from_hardware
 from lingvo_moe.flexmoe.scheduler import Scheduler
 from lingvo_moe.hardware.chips import NAMES, find_hardware
+from lingvo_moe.hardware.links import group
+from lingvo_moe.sbp.types import Mesh, parse_mesh
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools.common import FLAGS, Flag
 from lingvo_moe.training.replicas import tensors_to_move
@@ -34,17 +36,20 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
     model, devices = task.params.model, task.vexperts.devices
     assert model.moe
     activation = model.moe.expert.activation or model.activation
+    mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else Mesh((), ())
+    parts = mesh.sizes.get("model", 1)  # of the hidden units of an expert
     expert = ExpertShape(
         model_dim=model.model_dim,
         # The third matrix of a gated expert is the work of half as many hidden units more.
-        hidden_dim=model.expert_hidden_dim * (2 + activation.gated) // 2,
+        hidden_dim=model.expert_hidden_dim * (2 + activation.gated) // (2 * parts),
         dtype=task.params.activation_dtype,
     )
     if FLAGS.hardware == MEASURED:
         cost = _measured(expert, devices)
     else:
-        cost = from_hardware(find_hardware(FLAGS.hardware), devices, expert)
-    gradient_bytes, state_bytes = _slot_bytes(task, task.vexperts.num_slots)
+        stride = max((stride for _, stride in group(mesh, ("expert",)).axes), default=1)
+        cost = from_hardware(find_hardware(FLAGS.hardware), devices, expert, stride=stride)
+    gradient_bytes, state_bytes = _slot_bytes(task, task.vexperts.num_slots * parts)
     cost = dataclasses.replace(cost, gradient_bytes=gradient_bytes, state_bytes=state_bytes)
     return Scheduler(maker=PolicyMaker(cost=cost))
 
@@ -69,11 +74,11 @@ def _measured(expert: ExpertShape, devices: int) -> CostModel:
     return cost
 
 
-def _slot_bytes(task: TranslationTask, num_slots: int) -> tuple[float, float]:
-    """Bytes of one slot of the first MoE layer: weights; weights and optimizer slots."""
+def _slot_bytes(task: TranslationTask, parts: int) -> tuple[float, float]:
+    """Bytes of a part of the first MoE layer, such as a slot: weights; with optimizer slots."""
     weights = task.weights()
     table = next(iter(task.placements))
     held = tensors_to_move(table, weights, task.params.optimizer.slots(weights))
-    each, of_all = _BYTES / num_slots, sum(spec.size for spec in held.values())
+    each, of_all = _BYTES / parts, sum(spec.size for spec in held.values())
     of_weights = sum(spec.size for name, spec in held.items() if name.startswith("theta/"))
     return of_weights * each, of_all * each

@@ -15,7 +15,7 @@ TASK = TranslationTask(override(get_params("tiny.MoE"), [SLOTS]))
 
 
 def cost(monkeypatch, **flags):
-    flags = {"hardware": "h100", "runtime": "local", "process_count": None} | flags
+    flags = {"hardware": "h100", "runtime": "local", "process_count": None, "mesh": None} | flags
     monkeypatch.setattr(rebalancing, "FLAGS", types.SimpleNamespace(**flags))
     return rebalancing.make_scheduler(TASK).maker.cost
 
@@ -32,6 +32,18 @@ def test_the_table_of_hardware(monkeypatch):
     np.testing.assert_allclose(found.tokens_per_second, 495e12 / 2 / (6 * 2 * 128 * 512))
     assert found.state_bytes == 4 * 2 * (128 * 512 + 128 + 512)
     assert found.gradient_bytes == 4 * 2 * 128 * 512
+
+
+def test_the_devices_of_a_mesh(monkeypatch):
+    """Eight H100 are a host. Experts that are split in four are on every fourth of 16 devices."""
+    whole, split = cost(monkeypatch), cost(monkeypatch, mesh="expert:4,model:4")
+    assert split.tokens_per_second == 4 * whole.tokens_per_second
+    assert (split.gradient_bytes, split.state_bytes) == (
+        whole.gradient_bytes / 4,
+        whole.state_bytes / 4,
+    )
+    assert split.bandwidth[0, 1] == whole.bandwidth[0, 1] > split.bandwidth[0, 2]
+    assert split.bandwidth[1, 2] == split.bandwidth[0, 2]
 
 
 def test_what_was_measured(monkeypatch):
