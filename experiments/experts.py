@@ -158,20 +158,21 @@ def main() -> None:
 
 
 def _make_baselines(data: Path, output: Path) -> None:
-    """Trains them, and writes BASELINES: pair -> [train lines, BLEU, chrF++]."""
+    """Trains them, first every fourth; writes BASELINES: pair -> [train lines, BLEU, chrF++]."""
     by_lines = sorted(Dataset.load(data).pairs, key=lambda pair: -pair.examples.get("train", 0))
     pairs = [by_lines[i * len(by_lines) // _NUMBER].name for i in range(_NUMBER)]
-    found = train_baselines(
-        _BILINGUAL,
-        data,
-        output,
-        pairs=pairs,
-        own_vocabulary=True,
-        set=["activation_dtype=bfloat16"],
-        report=print,
-    )
-    scores = {one.pair: [one.train_examples, one.bleu, one.chrf] for one in found.pairs}
-    write_whole(BASELINES, json.dumps(scores, indent=1) + "\n")
+    for step in (4, 2, 1):
+        found = train_baselines(
+            _BILINGUAL,
+            data,
+            output,
+            pairs=pairs[::step],
+            own_vocabulary=True,
+            set=["activation_dtype=bfloat16"],
+            report=print,
+        )
+        scores = {one.pair: [one.train_examples, one.bleu, one.chrf] for one in found.pairs}
+        write_whole(BASELINES, json.dumps(scores, indent=1) + "\n")
 
 
 def with_spbleu(run: dict[str, Any], runs: Path) -> dict[str, Any]:
