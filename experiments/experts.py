@@ -4,13 +4,12 @@ python -m experiments.experts width --data=DATA --runs=build/results/experts [--
 python -m experiments.experts width  # only the table and the picture, of the finished runs
 python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
-Make DATA with `lingvo-moe-prepare --joint_vocab`. The studies power_law and sides, and baselines,
-are of text into English with few train lines for most languages, as in figure 6 of the paper; the
-others of text from English. After each run experiments/results/experts_STUDY.json has its results,
-and the table experts_STUDY.csv and the pictures experts_STUDY.png (curves) and
-experts_STUDY_languages.png are written again, and experts_hours.png of all studies with the data of
-width. The same command makes only what is missing; processes with other --rows or --seeds may share
---runs.
+Make DATA with `lingvo-moe-prepare --joint_vocab`. into_english and into_english_sides need text
+into English; power_law and baselines need few train lines for most languages. After each run
+experiments/results/experts_STUDY.json has its results, and the table experts_STUDY.csv and the
+pictures experts_STUDY.png (curves) and experts_STUDY_languages.png are written again, and
+experts_hours.png of all studies with the data of width. The same command makes only what is
+missing; processes with other --rows or --seeds may share --runs.
 Baselines are of 40 languages, at even distances in the order of their train lines; the picture of
 the languages of power_law shows the gain over them.
 """
@@ -72,8 +71,7 @@ _SIDES = {
 }
 # Rows that hold 99.8 % of the tokens with little padding: about 9,700 target tokens a step.
 _FROM_ENGLISH = "input.batch_size=40", "input.source_length=192", "input.target_length=256"
-_LONG, _MEDIUM, _SHORT = (f"train.max_steps={steps}" for steps in (3250, 1800, 1100))
-_COPIES = "input.modifiers=(Copying(share=0.15),)"
+_LONG, _EPOCH, _SHORT = (f"train.max_steps={steps}" for steps in (3250, 2400, 1100))
 # params of all rows; row -> model and params
 STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "width": (
@@ -87,8 +85,9 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
             ),
         },
     ),
-    "power_law": ((_MEDIUM, _COPIES), _DENSE | _32 | {"128 experts": _experts(128)}),
-    "sides": ((_SHORT, _COPIES), _32 | _SIDES),
+    "power_law": ((_EPOCH,), _DENSE | _32 | {"128 experts": _experts(128)}),
+    "into_english": ((_LONG,), _DENSE | _32),
+    "into_english_sides": ((_SHORT,), _32 | _SIDES),
     "depth": (
         (_SHORT, *_FROM_ENGLISH),
         _DENSE
