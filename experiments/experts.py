@@ -268,11 +268,10 @@ def draw_hours(studies: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]])
     """
     figure = Figure((12, 6), layout="constrained", dpi=110)
     axes = figure.subplots(1, 2)
-    points = [
-        (f"{study}: {name}", runs, color)
-        for (study, rows), color in zip(studies.items(), COLORS, strict=False)
-        for name, runs in rows.items()
-    ]
+    points: list[tuple[str, Any, str]] = []
+    for (study, rows), color in zip(studies.items(), COLORS, strict=False):
+        drawn = [runs for _, runs, _ in points]  # studies may share runs
+        points += [(f"{study}: {n}", runs, color) for n, runs in rows.items() if runs not in drawn]
     for one, score, label in zip(
         axes, ("dev_loss", "chrf"), ("dev loss, nats per token", "chrF++"), strict=True
     ):
