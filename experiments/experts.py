@@ -5,18 +5,17 @@ python -m experiments.experts width  # only the table and the picture, of the fi
 python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
 Make DATA with `lingvo-moe-prepare --joint_vocab`. into_english and into_english_sides need text
-into English; power_law and baselines need few train lines for most languages. After each run
+into English; power_law and baselines need few train lines for most languages, such as 29,000 to
+40 lines for 40 languages. After each run
 experiments/results/experts_STUDY.json has its results, and the table experts_STUDY.csv and the
 pictures experts_STUDY.png (curves) and experts_STUDY_languages.png are written again, and
 experts_hours.png of all studies with the data of width. The same command makes only what is
-missing; processes with other --rows or --seeds may share --runs.
-Baselines are of 40 languages, at even distances in the order of their train lines; the picture of
-the languages of power_law shows the gain over them.
+missing; processes with other --rows or --seeds may share --runs. The rows of baselines are pairs;
+the picture of the languages of power_law shows the gain over them.
 """
 
 import argparse
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ COMMON = (
 SAME_DATA = "width", "routing", "depth"  # studies
 LEVELS = 4.5, 4.2, 3.9  # dev losses, nats per target token
 _BILINGUAL = "small.BilingualNarrow", "small.Bilingual"
-_NUMBER = 40  # of pairs with baselines
+_LARGE = 2_000  # train lines from which both sizes are tried
 
 
 def _experts(number, **fields):
@@ -71,7 +70,7 @@ _SIDES = {
 }
 # Rows that hold 99.8 % of the tokens with little padding: about 9,700 target tokens a step.
 _FROM_ENGLISH = "input.batch_size=40", "input.source_length=192", "input.target_length=256"
-_LONG, _EPOCH, _SHORT = (f"train.max_steps={steps}" for steps in (3250, 2400, 1100))
+_LONG, _MIDDLE, _SHORT = (f"train.max_steps={steps}" for steps in (3250, 2400, 1100))
 # params of all rows; row -> model and params
 STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "width": (
@@ -85,7 +84,10 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
             ),
         },
     ),
-    "power_law": ((_EPOCH,), _DENSE | _32 | {"128 experts": _experts(128)}),
+    "power_law": (
+        (_MIDDLE,),
+        _DENSE | {"32 experts in every layer": _EVERY, "128 experts": _experts(128)},
+    ),
     "into_english": ((_LONG,), _DENSE | _32),
     "into_english_sides": ((_SHORT,), _32 | _SIDES),
     "depth": (
@@ -140,7 +142,7 @@ def main() -> None:
     if bool(args.data) != bool(args.runs) or (args.study == "baselines" and not args.data):
         parser.error("give --data and --runs")
     if args.study == "baselines":
-        _make_baselines(args.data, args.runs / "baselines")
+        _make_baselines(args.data, args.runs / "baselines", args.rows)
         return
     (of_study, study), path = STUDIES[args.study], RESULTS / f"experts_{args.study}"
     if args.data:
@@ -157,22 +159,24 @@ def main() -> None:
         write(args.study, RESULTS)
 
 
-def _make_baselines(data: Path, output: Path) -> None:
-    """Trains them, first every fourth; writes BASELINES: pair -> [train lines, BLEU, chrF++]."""
-    by_lines = sorted(Dataset.load(data).pairs, key=lambda pair: -pair.examples.get("train", 0))
-    pairs = [by_lines[i * len(by_lines) // _NUMBER].name for i in range(_NUMBER)]
-    for step in (4, 2, 1):
-        found = train_baselines(
-            _BILINGUAL,
+def _make_baselines(data: Path, output: Path, rows: str | None) -> None:
+    """Trains those that BASELINES does not have; rows names pairs, all by default."""
+    examples = {pair.name: pair.examples.get("train", 0) for pair in Dataset.load(data).pairs}
+    done = [run["row"] for run in _saved(BASELINES)]
+    pairs = rows.split(",") if rows else sorted(examples, key=lambda pair: -examples[pair])
+    for pair in [pair for pair in pairs if pair not in done]:
+        (one,) = train_baselines(
+            _BILINGUAL if examples[pair] >= _LARGE else _BILINGUAL[:1],
             data,
-            output,
-            pairs=pairs[::step],
+            output / pair,
+            pairs=[pair],
             own_vocabulary=True,
             set=["activation_dtype=bfloat16"],
             report=print,
-        )
-        scores = {one.pair: [one.train_examples, one.bleu, one.chrf] for one in found.pairs}
-        write_whole(BASELINES, json.dumps(scores, indent=1) + "\n")
+        ).pairs
+        run = {"row": pair, "seed": 1, "model": one.model or _BILINGUAL[0]}
+        scores = {"train": one.train_examples, "bleu": one.bleu, "chrf": one.chrf}
+        add_runs(BASELINES, [run | scores])
 
 
 def with_spbleu(run: dict[str, Any], runs: Path) -> dict[str, Any]:
@@ -214,7 +218,8 @@ def write(study: str, folder: Path) -> None:
     )
     print(table.to_text())
     write_csv(path.with_suffix(".csv"), table)
-    bilingual = read_json(BASELINES) if study == "power_law" and BASELINES.exists() else {}
+    baselines = _saved(BASELINES) if study == "power_law" else []
+    bilingual = {run["row"]: (run["train"], run["bleu"], run["chrf"]) for run in baselines}
     write_whole(path.with_suffix(".png"), to_png(draw_curves(rows)))
     write_whole(folder / f"{path.name}_languages.png", to_png(draw_languages(rows, bilingual)))
     if study in SAME_DATA:
