@@ -300,13 +300,22 @@ def draw_languages(
     A line for each row is the mean of its runs. With baselines, such as those in BASELINES, it is
     the difference to them, for the pairs that have one (GShard, figure 6).
     """
+    pairs = next(iter(rows.values()))[0]["pairs"]
+    lines = {pair: scores[0] for pair, scores in pairs.items()}
+    order = sorted(bilingual or lines, key=lambda pair: (-lines[pair], pair))
     figure = Figure((11, 4.5), layout="constrained", dpi=110)
     for axes, place, score in zip(figure.subplots(1, 2), (2, 1), ("chrF++", "BLEU"), strict=True):
         for (name, runs), style in zip(rows.items(), _styles(), strict=False):
-            scores = np.mean([_by_lines(run["pairs"], bilingual, place) for run in runs], axis=0)
+            scores = [
+                np.mean([run["pairs"][pair][place] for run in runs])
+                - (bilingual[pair][place] if bilingual else 0.0)
+                for pair in order
+            ]
             axes.plot(moving_average(scores), label=name, **style)
+        shown = range(0, len(order), -(-len(order) // 8))
+        axes.set_xticks(shown, [f"{lines[order[at]]:,}" for at in shown])
         label = f"Δ{score} against bilingual models" if bilingual else score
-        axes.set(xlabel="languages, from most to least train lines", ylabel=label)
+        axes.set(xlabel="train lines of a language", ylabel=label)
     return _finish(figure)
 
 
@@ -320,12 +329,6 @@ def _finish(figure):
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     return figure
-
-
-def _by_lines(pairs, bilingual, place):
-    """A score of the pairs, or its difference, from most to least train lines."""
-    order = sorted(bilingual or pairs, key=lambda pair: (-pairs[pair][0], pair))
-    return [pairs[pair][place] - (bilingual[pair][place] if bilingual else 0.0) for pair in order]
 
 
 if __name__ == "__main__":
