@@ -172,7 +172,7 @@ def test_the_first_model_splits_its_text(tmp_path):
     subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, check=True)
     for language in ("de", "es", "fr", "it", "nl", "ru"):
         seen = set()
-        for split, count in (("dev", 500), ("test", 1000), ("train", 100)):
+        for split, count in (("dev", 200), ("test", 400), ("train", 1000)):
             text = (tmp_path / "corpus" / split / f"{language}-en.tsv").read_text().splitlines()
             assert len(text) == count
             seen |= {*text}

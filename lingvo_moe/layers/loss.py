@@ -12,9 +12,9 @@ def smoothed_cross_entropy(
     """Cross-entropy of softmax(hidden · tableᵀ) against (1 - ε)·one_hot(label) + ε/V.
 
     Label smoothing is that of Szegedy et al. 2016, section 7. To save memory, the softmax is the
-    only tensor [N, V]: there are no one-hot labels, and the gradient of the logits, softmax -
-    (1 - ε)·one_hot(label) - ε/V times a number for each token, is not stored. Its parts of rank 1
-    are multiplied with table and hidden separately.
+    only tensor [N, V] that is kept for the gradient. There are no one-hot labels. Of the gradient
+    of the logits, softmax - (1 - ε)·one_hot(label) - ε/V times a number for each token, the parts
+    of rank 1 are multiplied with table and hidden separately.
 
     Args:
         hidden: [B, T, M].

@@ -1,4 +1,4 @@
-"""Dropless experts on one device with dynamic shapes, without padding.
+"""Dropless experts on one device with dynamic shapes, and little padding.
 
 G groups, S tokens per group, N = G·S tokens, K choices, E experts, M model.
 """
@@ -27,7 +27,7 @@ _ROW_MULTIPLE = {tf.bfloat16: 32}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ragged(AnyShape):
-    """Sorts choices by expert; each expert computes exactly its rows, without padding.
+    """Sorts choices by expert; each expert computes its rows (in bfloat16 up to 31 more).
 
     If loads are small or nearly even, they are padded to the largest load instead, and all experts
     are one product (see `faster_together`). Separate experts take time to start, but the weights of

@@ -1,7 +1,7 @@
 """Logical-axis rules: layers name dimensions by letters, rules give the mesh axes of each letter.
 
 GShard section 3: with annotations, XLA partitions a program for one device over many devices.
-Layers call `annotate(x, "EGCM")`; outside of `use_mesh` this is the identity.
+Layers call `annotate(x, "EgCM")`; outside of `use_mesh` this is the identity.
 """
 
 import contextlib
