@@ -21,7 +21,7 @@ class NumPy(Format):
 
     compress: bool = False
 
-    def check(self, model_dir, output, pruning):
+    def check(self, model_dir):
         """Any model fits; the weights are stored as they are."""
         if self.storage != FLOAT32:
             raise ValueError(

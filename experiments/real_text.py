@@ -66,7 +66,10 @@ def main() -> None:
         help="as --set, for the baselines alone; MODEL:param=value for one of them",
     )
     parser.add_argument(
-        "--metric", action="append", default=[], help="as for lingvo-moe-evaluate, such as Comet"
+        "--metric",
+        action="append",
+        default=[],
+        help="as for lingvo-moe-evaluate, such as SpBleu(model='FILE')",
     )
     parser.add_argument("--results", type=Path, help="directory for the tables as CSV files")
     args = parser.parse_args()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lingvo_moe.data.dataset import SPLITS, check_pair_name
 from lingvo_moe.data.tmx import read_tmx
-from lingvo_moe.system.lines import check_utf8, read_lines
+from lingvo_moe.system.lines import COMPRESSED, check_utf8, read_lines
 
 # (pair such as "de-en", source, target), one by one.
 Examples = Iterable[tuple[str, str, str]]
@@ -18,7 +18,6 @@ Examples = Iterable[tuple[str, str, str]]
 _LANGUAGE = re.compile(r"[^\W_][\w@]{0,31}")
 _FILE_NAMES = "SRC-TGT.SRC and SRC-TGT.TGT, SRC-TGT.tsv or SRC-TGT.tmx, plain, .gz or .zst"
 _WHOLE = ("tsv", "tmx")  # files with both sides
-_COMPRESSED = (".gz", ".zst")
 _LINES_AT_ONCE = 20_000
 # Other common names of the splits; a directory with such a name is an error.
 _OTHER_NAMES = {
@@ -157,7 +156,7 @@ def _pair_files(directory, report) -> dict[str, tuple[Path, ...]]:
 
 
 def _plain_name(path: Path) -> str:
-    return path.stem if path.suffix in _COMPRESSED else path.name
+    return path.stem if path.suffix in COMPRESSED else path.name
 
 
 def _is_pair(name: str) -> bool:

@@ -1,6 +1,5 @@
 """Makes a dataset from raw parallel text: cleaning, vocabularies, tokenising, shards."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -11,14 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lingvo_moe.config.params import to_fields
 from lingvo_moe.config.plugins import source_files
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
 from lingvo_moe.data.differences import differences
-from lingvo_moe.data.prepare_pair import STAGES, Work, digest_of
+from lingvo_moe.data.prepare_pair import STAGES, PairWork, Work, digest_of
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.stages import (
     VOCABULARIES,
@@ -83,7 +80,7 @@ def prepare(
 
     Args:
         corpus: see `corpora.find_pairs`; neither it nor output may contain the other.
-        processes: number of processes on this machine; None for one per core.
+        processes: number of processes on this machine, 1 or more; None for one per core.
         beam: options of an Apache Beam pipeline, whose workers make the pieces (data.apache_beam);
             None for processes on this machine.
         memory_mb: memory for sorting, in all processes together; with `beam`, in each of a worker.
@@ -96,6 +93,8 @@ def prepare(
     """
     if processes is None:
         processes = 1 if beam is not None else len(os.sched_getaffinity(0))
+    if processes < 1 or memory_mb < 1:
+        raise ValueError(f"{processes=} and {memory_mb=} must be 1 or more.")
     if beam is not None:  # workers run in other directories
         from lingvo_moe.data.apache_beam import run_pipeline  # apache-beam is an extra
 
@@ -220,7 +219,7 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
     tags = {language: source.tag(language) for language in work.tagged}
     infos: list[PairInfo] = []
     checks = {}
-    in_train = _held_targets_in_train(work)
+    in_train = work.by_target(PairWork.held_targets_in_train)
     shards: dict[str, Path] = {}
     for pair in work.each_pair():
         name = pair.pair.name
@@ -287,14 +286,6 @@ def _report_differences(work: Work, dataset: Dataset, report: Callable[[str], No
     ]
     for line in lines[:_LINES] + [f"and {len(lines) - _LINES} more"] * (len(lines) > _LINES):
         report(line)
-
-
-def _held_targets_in_train(work: Work) -> dict[str, np.ndarray]:
-    """Target language -> the hashes of targets of dev and test that are in train of any pair."""
-    found: dict[str, list[np.ndarray]] = collections.defaultdict(list)
-    for pair in work.each_pair():
-        found[pair.pair.target].append(pair.held_targets_in_train())
-    return {language: np.unique(np.concatenate(parts)) for language, parts in found.items()}
 
 
 def format_dataset(dataset: Dataset) -> str:

@@ -143,9 +143,13 @@ class Work:
     @functools.cached_property
     def held_targets(self) -> dict[str, np.ndarray]:
         """Target language -> the hashes of the targets of dev and test of all its pairs, sorted."""
+        return self.by_target(PairWork.held_target_hashes)
+
+    def by_target(self, hashes_of: Callable[["PairWork"], np.ndarray]) -> dict[str, np.ndarray]:
+        """Target language -> the hashes of all its pairs, sorted."""
         found = collections.defaultdict(list)
         for pair in self.each_pair():
-            found[pair.pair.target].append(pair.held_target_hashes())
+            found[pair.pair.target].append(hashes_of(pair))
         return {language: np.unique(np.concatenate(parts)) for language, parts in found.items()}
 
     @functools.cached_property

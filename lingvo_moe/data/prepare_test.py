@@ -157,6 +157,8 @@ def test_too_long_training_examples_are_left_out(corpus, tmp_path):
 
 def test_output_is_not_overwritten_unasked(corpus, tmp_path):
     output = tmp_path / "data"
+    with pytest.raises(ValueError, match="processes=-1"):
+        prepare(corpus, output, PARAMS, processes=-1)
     prepare(corpus, output, PARAMS)
     with pytest.raises(ValueError, match="--overwrite"):
         prepare(corpus, output, PARAMS)

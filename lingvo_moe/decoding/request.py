@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from lingvo_moe.config.fields import FROM_DATA, alternatives
 from lingvo_moe.decoding.constraints import given
-from lingvo_moe.decoding.fitted import Fitted
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.nn.special_tokens import EOS
@@ -98,10 +97,6 @@ class Request:
             prefix = (EOS,)
         params = _standard(self.params, (*names, *_OUTSIDE))
         return dataclasses.replace(self, params=params, prefix=prefix), inputs
-
-    def filled(self, fitted: Fitted) -> "Request":
-        """The request with numbers for all languages where params are FROM_DATA."""
-        return dataclasses.replace(self, params=self.params.filled(fitted))
 
     def with_inputs(self, inputs: Mapping[str, tf.Tensor]) -> "Request":
         """The request with tensors for some fields of params and sampling, and for the prefix,

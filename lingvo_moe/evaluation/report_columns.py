@@ -114,7 +114,6 @@ MEASURES = (  # where they are known
     _share(
         "copied", "copied", "translations that are their source, where references differ", _copied
     ),
-    _share("cut", "cut", "sources of which a part was not read"),
     _share("off-target", "off_target", "translations that are not in the target language"),
     _share("of refs", "references_off_target", "references so, as the error of the classifier"),
     _share("left out", "left_out", "the training text, in target tokens, in lines over a row"),

@@ -39,8 +39,8 @@ class PairOutput:
     sources: Sequence[str]  # the sentences to translate
     hypotheses: Sequence[str]  # the system's translations
     references: Sequence[str]  # the human translations
-    # what was measured of this pair besides the texts, by `columns.Column.key`, such as source_use
-    # (nats a target token) or off_target (a share)
+    # what was measured of this pair besides the texts, by `report_columns.Column.key`, such as
+    # source_use (nats a target token) or off_target (a share)
     measures: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # the target of the most similar training sentence for each source; None if they were not
     # searched
@@ -79,7 +79,8 @@ class PairScore(Params):
         p_value: probability of a difference this large by chance; None without a baseline, for a
             single line, and if both systems have BLEU 0.
         model: as of PairOutput.
-        measures: what else was measured, by `columns.Column.key` or by the column of a Metric.
+        measures: what else was measured, by `report_columns.Column.key` or by the column of a
+            Metric.
     """
 
     pair: str

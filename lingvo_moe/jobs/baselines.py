@@ -146,8 +146,7 @@ def _own_data(run, pair, params, output) -> Dataset:
         with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
             corpus = Path(scratch) / "corpus"
             write_corpus(corpus, {split: _texts(dataset, split, pair) for split in splits})
-            quiet: dict[str, Any] = {"report": lambda line: None}
-            made = prepare(corpus, directory, wanted, overwrite=True, **quiet)
+            made = prepare(corpus, directory, wanted, overwrite=True)
         before, after = (of.pair(pair).examples[SPLITS[0]] for of in (dataset, made))
         if after < before:
             run.report(

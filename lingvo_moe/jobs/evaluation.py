@@ -15,7 +15,6 @@ from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.lengths import amount
 from lingvo_moe.data.mixture import identity
 from lingvo_moe.data.pipeline import eval_batches
-from lingvo_moe.data.sentences import left_out
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.evaluate import Baselines, write_report
 from lingvo_moe.evaluation.language_id import LanguageIdentifier
@@ -115,7 +114,7 @@ def evaluate(
             one,
             train_examples=trained_on[one.pair],
             nearest=nearest_targets(dataset, split, one.pair) if floor else None,
-            measures=_measures(one, dataset, model_dir, translator, use, identify),
+            measures=_measures(one, dataset, model_dir, use, identify),
         )
         for one in outputs
     ]
@@ -362,21 +361,18 @@ def record_routing(
     return RoutingRecord.of_metrics(total, model_dir.task.moe_layers, model_dir.pairs)
 
 
-def _measures(output, dataset, model_dir, translator, use, identify) -> dict[str, float]:
+def _measures(output, dataset, model_dir, use, identify) -> dict[str, float]:
     """What is known of a pair besides its texts; see `PairOutput.measures`.
 
     Args:
         output: its translations.
         dataset: prepared data.
         model_dir: the model.
-        translator: its translator.
         use: pair -> source use, nats per token.
         identify: tells the languages of the dataset apart; None if there are fewer than two.
     """
-    split = translator.split(output.sources)
     found = {
         "source_use": use.get(output.pair),
-        "cut": np.mean([left_out(parts, translator.part_pieces) > 0 for parts in split]),
         "left_out": _left_out(dataset, output.pair, model_dir),
     }
     target = output.pair.rpartition("-")[2]

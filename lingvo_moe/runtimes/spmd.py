@@ -22,7 +22,7 @@ from lingvo_moe.runtimes.lowering import (
     state_specs,
     weight_specs,
 )
-from lingvo_moe.runtimes.task import NOTHING, SearchRequest, Task, next_size
+from lingvo_moe.runtimes.task import LEAST_LENGTH, NOTHING, SearchRequest, Task, next_size
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import (
@@ -32,8 +32,6 @@ from lingvo_moe.training.replicas import (
     tensors_to_move,
 )
 from lingvo_moe.training.step import Compiling, TrainStep
-
-_LEAST_LENGTH = 16
 
 
 class Spmd:
@@ -58,7 +56,7 @@ class Spmd:
             ValueError: the number of devices is not that of the mesh, or the model cannot be split
                 by these rules.
         """
-        self._task, self._step, self._layout = task, step, layout
+        self._step, self._layout = step, layout
         self.mesh = layout.mesh
         self._fixed_task = task.for_xla(layout.groups)
         self._weights = task.weights()
@@ -336,7 +334,7 @@ def exchange_program(mesh, specs):
 
 def _pad(ids, lengths, spare):
     """ids [B, L] and lengths [B] with spare rows of length 1; L becomes a power of two."""
-    columns = next_size(ids.shape[1], _LEAST_LENGTH) - ids.shape[1]
+    columns = next_size(ids.shape[1], LEAST_LENGTH) - ids.shape[1]
     return np.pad(ids, [(0, spare), (0, columns)]), np.pad(lengths, (0, spare), constant_values=1)
 
 

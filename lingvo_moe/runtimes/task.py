@@ -47,6 +47,9 @@ class Task(Trainable, Protocol):
         """The experts of each token; same arguments as `score`."""
 
 
+LEAST_LENGTH = 16  # of a compiled program: shorter texts are padded
+
+
 def next_size(size: int, least: int) -> int:
     """The smallest of least, 2·least, 4·least, … that is at least size."""
     while least < size:

@@ -8,10 +8,8 @@ import tensorflow as tf
 from lingvo_moe.nn.gradients import without_gradients
 from lingvo_moe.nn.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.runtimes.task import Task, next_size
+from lingvo_moe.runtimes.task import LEAST_LENGTH, Task, next_size
 from lingvo_moe.training.step import TrainStep
-
-_LEAST_LENGTH = 16
 
 
 class Xla(Local):
@@ -44,7 +42,7 @@ class Xla(Local):
         count, length = source_ids.shape
         # Additional rows repeat the first sentence, so they do not make the search longer.
         rows = np.concatenate([np.arange(count), np.zeros(next_size(count, 1) - count, int)])
-        columns = next_size(length, _LEAST_LENGTH) - length
+        columns = next_size(length, LEAST_LENGTH) - length
         ids = np.pad(source_ids, [(0, 0), (0, columns)])
         given = (tf.constant(values[rows]) for values in (ids, lengths, tasks))
         request, numbers = request.split(static=True) if request else (None, {})

@@ -112,9 +112,7 @@ class Server:
             middleware=[Middleware(_Closing, self._draining, self._answered)],
             routes=self._routes(),
             lifespan=self._lifespan,
-            exception_handlers=dict.fromkeys(
-                (HTTPException, ClientDisconnect, Exception), _as_json
-            ),
+            exception_handlers=dict.fromkeys(_ERRORS, _as_json),
         )
         self.asgi.router.redirect_slashes = False  # a path with an extra slash at its end is 404
 
@@ -225,7 +223,7 @@ class Server:
     async def _score(self, request):
         fields = await self._read(request, read_score)
         name, model = self._model(fields.model)
-        if fields.experts and not model.explains:
+        if fields.experts and not model.explain:
             refuse(WRONG, f"Model {name!r} is an export; experts need a logdir. Leave experts out.")
         with self._answering():
             found = await self._until_disconnect(request, self._measure_and_score(name, fields))
@@ -256,7 +254,7 @@ class Server:
                 "pairs": list(model.pairs),
                 "needs_source_language": model.needs_source_language,
                 "n_best": model.n_best,
-                "explains": model.explains,
+                "explains": model.explain is not None,
             }
             for name, model in self._models.items()
         ]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lingvo_moe.data.sentences import left_out
 from lingvo_moe.server.params import ServerParams
 
 if TYPE_CHECKING:  # a server starts before TensorFlow is imported
-    from lingvo_moe.inference.scorer import Score
     from lingvo_moe.inference.translator import Translation
-    from lingvo_moe.jobs.model import Explanation, Model
+    from lingvo_moe.jobs.model import Model
     from lingvo_moe.serving.exported import Exported
 
 _NO_OPTIONS = ("batch_tokens", "separate_caches_from")
@@ -43,7 +42,8 @@ class Served:
         direction: (source language, target language) of its first pair.
         n_best: largest number of translations of a sentence.
         options: names of the options of a request.
-        explains: whether it has `explain`.
+        score: that of the loaded model.
+        explain: likewise; None if it has none.
     """
 
     def __init__(self, loaded: Model | Exported, limits: ServerParams):
@@ -56,7 +56,7 @@ class Served:
         self.needs_source_language = loaded.needs_source_language
         self.max_pieces, self.n_best = loaded.max_pieces, limits.n_best
         self.options = [name for name in loaded.options if name not in _NO_OPTIONS]
-        self.explains = hasattr(loaded, "explain")
+        self.score, self.explain = loaded.score, getattr(loaded, "explain", None)
         translator = loaded.translator()
         self._own = own = translator.decoding.filled(translator.fitted)
         beams = max(limits.beam_size, own.beam_size)
@@ -113,18 +113,3 @@ class Served:
         """The number of pieces of each source and of its target."""
         counts = self._loaded.count_pieces(sources), self._loaded.count_target_pieces(targets)
         return list(zip(*counts, strict=True))
-
-    def score(
-        self,
-        sources: Sequence[str],
-        targets: Sequence[str],
-        to: str,
-        *,
-        source_language: str | None,
-    ) -> list[Score]:
-        """The log-probability of each target. Raises ValueError: as `translate`."""
-        return self._loaded.score(sources, targets, to, source_language=source_language)
-
-    def explain(self, *given: Any, **language: Any) -> list[Explanation]:
-        """As `score`, with the experts of each token; see `explains`."""
-        return cast("Model", self._loaded).explain(*given, **language)

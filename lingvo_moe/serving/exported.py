@@ -11,7 +11,7 @@ from absl import logging
 
 from lingvo_moe.config.params import from_fields
 from lingvo_moe.decoding.fitted import FITTED, Fitted
-from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
+from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of
 from lingvo_moe.inference.parts import Translation, parts_of
 from lingvo_moe.inference.scorer import Score, check_lengths, check_parallel
@@ -49,15 +49,12 @@ class Exported(OneProcess):
         languages: the target languages, sorted.
         pairs: the language pairs that it was trained on, such as "de-en".
         needs_source_language: whether the source language must be given.
-        n_best: largest number of translations of a sentence.
         max_pieces: longer sentences are not scored.
         part_pieces: sentences and longer texts are split into parts of at most so many pieces.
         options: names of the options of a request.
         search: the params of the search at export.
         fitted: what the model's data says about the target languages.
     """
-
-    n_best = MAX_BEAM
 
     def __init__(self, path: str | Path):
         """Loads it. Raises ValueError, OSError: it is no export, or is damaged."""

@@ -113,12 +113,11 @@ class Pruning(Params):
         """The pruned model, with the target languages of the pairs and the remaining experts.
 
         Args:
-            model_dir: the trained model.
+            model_dir: the trained model, after `check`.
             theta: its weights, arrays.
 
-        Raises ValueError: as `check` and `pairs`.
+        Raises ValueError: as `pairs`.
         """
-        self.check(model_dir)
         kept = self.kept(model_dir)
         model_dir, theta = unrolled(model_dir, theta)
         weights = dict(theta.flatten())

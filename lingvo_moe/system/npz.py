@@ -1,6 +1,6 @@
 """Named arrays in one .npz file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +26,8 @@ def load(
     make: Callable[[dict[str, np.ndarray]], T],
     what: str,
     cure: str,
-    names: Sequence[str] | None = None,
 ) -> T:
-    """Reads what `save` wrote: make(arrays), or of those `names` alone.
+    """Reads what `save` wrote: make(arrays).
 
     `make` raises LookupError, TypeError or ValueError if they do not fit. `what` is what such a
     file holds, for errors, and `cure` a sentence on how it is made. Raises ValueError: the file
@@ -36,8 +35,7 @@ def load(
     """
     try:
         with np.load(path) as file:
-            arrays = {name: file[name] for name in (file.files if names is None else names)}
-        return make(arrays)
+            return make(dict(file))
     except Exception as error:  # depends on the damage: BadZipFile, zlib.error, TokenError, …
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} holds no {what} ({reason}). {cure}") from error

@@ -31,12 +31,3 @@ def test_a_file_of_another_kind(tmp_path, make):
     npz.save(path, counts=np.arange(3))
     with pytest.raises(ValueError, match=r"some.npz holds no thing \(.*\)\. Make one\.$"):
         npz.load(path, make, "thing", "Make one.")
-
-
-def test_only_the_named_arrays_are_read(tmp_path):
-    path = tmp_path / "some.npz"
-    npz.save(path, compress=False, counts=np.zeros(1000, np.int64), sums=np.ones(2))
-    assert path.stat().st_size > 8000
-    assert set(npz.load(path, dict, "thing", "", ["sums"])) == {"sums"}
-    with pytest.raises(ValueError, match=r"some.npz holds no thing \(KeyError: .*means"):
-        npz.load(path, dict, "thing", "Make one.", ["means"])

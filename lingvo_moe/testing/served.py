@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+from typing import Any
 
 import httpx
 
@@ -19,7 +20,8 @@ class Model:
 
     languages, pairs, needs_source_language = ["de", "en"], ("fr-en", "fr-de"), False
     n_best, max_pieces, options = 2, 8, ("n_best", "beam_size", "length_offset")
-    explains, direction = False, ("fr", "en")
+    direction = "fr", "en"
+    explain: Any = None
 
     def __init__(self):
         self.batches, self.gate = [], threading.Event()
@@ -57,8 +59,6 @@ class Model:
 
 class Explaining(Model):
     """The same model with `explain`."""
-
-    explains = True
 
     def explain(self, sources, targets, to, *, source_language):
         return [

@@ -27,9 +27,8 @@ from lingvo_moe.tools.common import FLAGS, NAMES, Flag
 TABLE = (
     Flag("logdir", str, None, "Directory of a trained model.", required=True),
     Flag("output", str, None, "Directory to write the export to.", required=True),
-    Flag("overwrite", bool, False, "Replace an earlier export in --output."),
-    Flag("model", str, None,
-         "Check that the logdir is of this model."),
+    common.OVERWRITE,
+    common.CHECKED_MODEL,
     common.STEP,
     Flag("format", str, "saved_model",
          "A class of lingvo_moe.serving.formats or of --import, with its fields: "
@@ -59,6 +58,11 @@ def main() -> None:
     common.check_effect("with --prune", FLAGS.prune is not None, "languages")
     common.check_effect("with --report_data", bool(FLAGS.report_data), "report_split")
     chosen, pruning, output = _format(), _pruning(), Path(FLAGS.output)
+    if FLAGS.report_data and not chosen.can_be_read:
+        raise ValueError(
+            f"--report_data translates with the export, and --format={FLAGS.format} cannot be read "
+            f"back; drop it, or pass --format=saved_model."
+        )
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
     options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}

@@ -28,6 +28,7 @@ def logdir(tmp_path_factory):
             ["--logdir=x", "--format=SavedModel(storage=Int8())", "--dtype=bfloat16"],
             "--dtype=bfloat16 and --format=SavedModel(storage=Int8()) both give the storage",
         ),
+        (["--logdir=x", "--format=ctranslate2", "--report_data=y"], "cannot be read back"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

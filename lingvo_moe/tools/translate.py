@@ -28,7 +28,7 @@ from lingvo_moe.jobs.shards import Shards, Survey, translate_shards
 from lingvo_moe.serving.exported import Exported, is_saved_model
 from lingvo_moe.system import lock
 from lingvo_moe.system.files import check_file, is_stream, remove_partials, write_whole
-from lingvo_moe.system.lines import ArrivingLines, decode_lines, read_lines
+from lingvo_moe.system.lines import COMPRESSED, ArrivingLines, decode_lines, read_lines
 from lingvo_moe.system.progress import Progress
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, runtimes
@@ -220,8 +220,9 @@ def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
         return ArrivingLines(sys.stdin.buffer, "standard input"), None
     path = Path(FLAGS.input)
     if path.exists() and not path.is_file():  # a pipe can be read only once
-        lines = read_lines(path) if path.suffix else ArrivingLines(path.open("rb"), str(path))
-        return lines, None
+        if path.suffix in COMPRESSED:
+            return read_lines(path), None
+        return ArrivingLines(path.open("rb"), str(path)), None
     return read_lines(path), sum(1 for _ in read_lines(path))
 
 

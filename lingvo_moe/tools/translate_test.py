@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -49,15 +50,21 @@ def expected(trained):
 
 
 @pytest.mark.slow
-def test_a_line_is_answered_before_the_next_is_written(trained, expected):
+@pytest.mark.parametrize("name", ["", "lines.txt"])
+def test_a_line_is_answered_before_the_next_is_written(trained, expected, tmp_path, name):
     command = [sys.executable, "-m", "lingvo_moe.tools.translate", f"--logdir={trained}"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:
+    if name:
+        os.mkfifo(tmp_path / name)
+        command.append(f"--input={tmp_path / name}")
+    with (
+        subprocess.Popen(command, **pipes) as process,
+        (tmp_path / name).open("w") if name else process.stdin as lines,
+    ):
         for line, answer in zip(LINES, expected, strict=True):
-            process.stdin.write(f"{line}\n")
-            process.stdin.flush()
+            lines.write(f"{line}\n")
+            lines.flush()
             assert process.stdout.readline() == answer
-        process.stdin.close()
 
 
 def test_a_file_is_translated(trained, expected, tmp_path):

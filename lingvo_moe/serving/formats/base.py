@@ -42,11 +42,13 @@ class Format(Params, abc.ABC):
         storage: how weights are stored in the file.
         has_client: whether an export gets `translate.py`, a copy of serving/client.py, which
             translates with it without lingvo_moe.
+        can_be_read: whether `lingvo_moe.load` reads an export.
     """
 
     storage: Storage = FLOAT32
 
     has_client: ClassVar[bool] = False
+    can_be_read: ClassVar[bool] = False
 
     def export(
         self,
@@ -69,7 +71,7 @@ class Format(Params, abc.ABC):
         the format cannot hold this model, or output is not empty and may not be replaced; OSError:
         the checkpoint is damaged, or output cannot be written.
         """
-        self.check(model_dir, output, pruning)
+        self.check(model_dir)
         with new_directory(output, MAKER, overwrite) as directory:
             model_dir, theta, step = read_model(model_dir, step, pruning)
             self.write(model_dir, theta, step, directory)
@@ -77,10 +79,9 @@ class Format(Params, abc.ABC):
                 _copy_client(directory)
         return step
 
-    @abc.abstractmethod
-    def check(self, model_dir: ModelDir, output: Path, pruning: Pruning | None) -> None:
+    def check(self, model_dir: ModelDir) -> None:
         """Checks the model before its weights are read and anything is written. Raises ValueError:
-        the format cannot hold this model."""
+        the format cannot hold this model. By default any model fits."""
 
     @abc.abstractmethod
     def write(self, model_dir: ModelDir, theta: NestedMap, step: int, directory: Path) -> None:

@@ -57,7 +57,7 @@ class CTranslate2(Format):
 
     has_client = True
 
-    def check(self, model_dir, output, pruning):
+    def check(self, model_dir):
         """Checks that CTranslate2 is installed and can compute this model."""
         _import()
         _check(model_dir)

@@ -36,7 +36,7 @@ class HuggingFace(Format):
     With storage float32, weights that were not trained after the import keep the imported types.
     """
 
-    def check(self, model_dir, output, pruning):
+    def check(self, model_dir):
         """Checks that the model was imported, and that the storage is float32 or bfloat16."""
         _config(model_dir)
         if self.storage.name not in ("float32", "bfloat16"):

@@ -16,7 +16,9 @@ class Safetensors(Format):
     All tools and `load` read it like a logdir, but it cannot be trained.
     """
 
-    def check(self, model_dir, output, pruning):
+    can_be_read = True
+
+    def check(self, model_dir):
         """Checks that the storage needs no scales."""
         if self.storage.pack_matrix(np.zeros([1, 1], np.float32), -1).scale is not None:
             raise ValueError(
