@@ -75,7 +75,7 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     """The sentences of a text, each with the white space after it; joined they equal the text,
     which begins with no space. What has no words belongs to the sentence after it, or to the last
     one. The language is a code; of an unknown one the rules for most languages hold."""
-    code = re.split("[-_]", language)[0].lower()
+    code = re.split("[-_@]", language)[0].lower()
     found = _segments(_CODES.get(code, code), text)
     sentences: list[list[str]] = [[]]
     bare = True

@@ -104,10 +104,6 @@ def compare(
             since.
         ValueError, OSError, SystemExit: as `train_model` and `evaluate`.
     """
-    if not any(pair.examples.get("dev") for pair in dataset.pairs):
-        raise ValueError(
-            f"{dataset.directory} has no dev lines, by which runs are compared; prepare some."
-        )
     runs = _known(output / FILE)
     made = {one.name: _made_with(one, overrides, dataset) for one in settings}
     for known in runs.values():
@@ -132,6 +128,7 @@ def compare(
             make_runtime=make_runtime,
             report=_after(f"[{number}/{len(missing)}: {setting.name}, seed {seed}] ", report),
         )
+        _check_dev(job)
         train_model(job)
         scores = logdir / _REPORT
         scored = (scores / REPORT_FILE).exists() and load_report(scores).split
@@ -175,6 +172,16 @@ def _made_with(setting: Setting, overrides: Sequence[str], dataset: Dataset) -> 
         "set": [*overrides, *setting.overrides],
         "plugins": {name: digest(name) for name in imported()},
     }
+
+
+def _check_dev(job: TrainingJob) -> None:
+    params = ModelDir.params_for_training(job.logdir, job.model, job.overrides, job.params)
+    trained = [p for p in job.dataset.pairs if p.name in (params.input.pairs or [p.name])]
+    if not any(pair.examples.get("dev") for pair in trained):
+        raise ValueError(
+            f"{job.dataset.directory} has no dev lines of the pairs of {job.logdir}, by which runs "
+            f"are compared; prepare some."
+        )
 
 
 def _check_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> None:

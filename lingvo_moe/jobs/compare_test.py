@@ -108,10 +108,12 @@ def test_a_run_that_another_process_adds_meanwhile_is_kept(tmp_path, monkeypatch
 
 
 def test_data_without_dev_lines_are_refused_before_training(tmp_path):
-    pairs = tuple(dataclasses.replace(one, examples={"train": 9}) for one in dataset().pairs)
+    first, *others = dataset().pairs
+    pairs = dataclasses.replace(first, examples={"train": 9}), *others
     data = dataclasses.replace(dataset(), pairs=pairs)
+    trained = [*_SHORT, f"input.pairs={(first.name,)!r}"]
     with pytest.raises(ValueError, match="no dev lines"):
-        compare([_ROW], data, tmp_path, [1], _SHORT, Local, print, split=None)
+        compare([_ROW], data, tmp_path, [1], trained, Local, print, split=None)
 
 
 @pytest.mark.parametrize("text", ["top-1", ": tiny.MoE", "a/b: tiny.MoE"])

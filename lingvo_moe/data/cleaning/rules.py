@@ -162,7 +162,7 @@ class Language(CleaningRule):
         return any(map(self._is_other, texts, languages))
 
     def _is_other(self, text, language):
-        expected = language.replace("@", "_").partition("_")[0]
+        expected = language.lower().replace("@", "_").partition("_")[0]
         if len(text) < self.shortest or expected not in _identifier().labels:
             return False
         found, probability = _identifier().classify(text)

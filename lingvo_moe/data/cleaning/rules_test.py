@@ -40,7 +40,7 @@ LONG = "this is a sentence"
         (Script(), False, ("это", "x"), "sr_CYRL-en"),
         (Script(), False, ("ᠮᠣᠩᠭᠣᠯ", "x"), "mn_Mong-en"),  # a script that is not known
         (Script(), False, ("12 - 3 !", "12"), "ru-en"),
-        (Language(), True, ("Das ist ein deutscher Satz über das Wetter.", LONG), "fr-en"),
+        (Language(), True, ("Das ist ein deutscher Satz über das Wetter.", LONG), "FR-en"),
         (Language(), False, ("Das ist ein deutscher Satz über das Wetter.", LONG), "de-en"),
         (Language(), False, ("Das ist ein deutscher Satz über das Wetter.", LONG), "xyz-en"),
         (Language(), False, ("kurz", LONG), "fr-en"),
