@@ -13,7 +13,6 @@ M model, H hidden, E experts.
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import time
@@ -34,73 +33,29 @@ from lingvo_moe.flexmoe.scheduler import Scheduler
 from lingvo_moe.flexmoe.vexperts import VExperts
 from lingvo_moe.megablocks.dropless import Dropless
 from lingvo_moe.moe.dispatch import Dispatcher, Gather
-from lingvo_moe.moe.gatings.top_k import TopK
-from lingvo_moe.moe.layer import MoE, MoEParams
-from lingvo_moe.nn.nested_map import NestedMap
-from lingvo_moe.nn.tokens import Tokens
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned
 from lingvo_moe.runtimes.spmd import Spmd
 from lingvo_moe.sbp.types import parse_mesh
+from lingvo_moe.testing.regression import Regression
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.optimizer import Optimizer
 from lingvo_moe.training.replicas import Copy
 from lingvo_moe.training.schedules import Constant
-from lingvo_moe.training.step import LossOutput, TrainStep
+from lingvo_moe.training.step import TrainStep
 
 DEVICES = EXPERTS = 8
 MODEL, HIDDEN = 256, 1024
 PERIOD = 200  # steps of one rotation of the popularity
 
 
-@dataclasses.dataclass(frozen=True)
-class Regression:
-    """One MoE layer that learns to reproduce its inputs [devices, tokens, M]; see train.step."""
-
-    dispatcher: Dispatcher
-
-    @property
-    def layer(self) -> MoE:
-        """The layer; its router uses the first E elements of a token as scores (see `starting`)."""
-        params = MoEParams(
-            num_experts=EXPERTS,
-            gating=TopK(k=2),
-            training=dataclasses.replace(self.dispatcher, groups=DEVICES),
-        )
-        return MoE(model_dim=MODEL, hidden_dim=HIDDEN, params=params)
-
-    @property
-    def rungs(self):
-        """See TranslationTask."""
-        return tuple(dataclasses.replace(self, dispatcher=one) for one in self.dispatcher.rungs)
-
-    def for_xla(self, groups):
-        """See TranslationTask; nothing is evaluated here."""
-        del groups
-        return self
-
-    def weights(self):
-        """Of the layer."""
-        return self.layer.weights()
-
-    def num_targets(self, batch):
-        """Elements."""
-        return tf.cast(tf.size(batch.inputs), tf.float32)
-
-    def after_step(self, state, metrics):
-        """Nothing."""
-        return state, metrics
-
-    def loss(self, theta, batch, denominator, context):
-        """Mean squared error, and the balance loss."""
-        ones = tf.ones(batch.inputs.shape[:2], tf.int32)
-        output = self.layer.fprop(theta, batch.inputs, Tokens(ones, ones), context)
-        nll = tf.reduce_sum(tf.square(output.outputs - batch.inputs)) / denominator
-        metrics = NestedMap(nll=nll, drop_rate=output.stats.drop_rate)
-        if "source_load" in output.stats:
-            metrics.source_load = output.stats.source_load[None]
-        return LossOutput(nll + output.loss, metrics, output.stats.get("rung"))
+def task(dispatcher: Dispatcher) -> Any:
+    """One MoE layer, whose router uses the first E elements of a token as scores (see
+    `starting`)."""
+    return Regression(
+        dispatcher, groups=DEVICES, num_experts=EXPERTS, model_dim=MODEL, hidden_dim=HIDDEN
+    )
 
 
 def batch(step: int, skew: float, tokens: int) -> dict[str, np.ndarray]:
@@ -145,10 +100,10 @@ def schedule() -> Scheduler:
 def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
     """Prints a table."""
     ways = {
-        "Gather(), capacity 2.0": (Regression(Gather()), None),
-        "Dropless()": (Regression(Dropless()), None),
-        "VExperts(8, 2)": (Regression(VExperts(devices=8, slots_per_device=2)), scheduler),
-        "VExperts(8, 4)": (Regression(VExperts(devices=8, slots_per_device=4)), scheduler),
+        "Gather(), capacity 2.0": (task(Gather()), None),
+        "Dropless()": (task(Dropless()), None),
+        "VExperts(8, 2)": (task(VExperts(devices=8, slots_per_device=2)), scheduler),
+        "VExperts(8, 4)": (task(VExperts(devices=8, slots_per_device=4)), scheduler),
     }
     runtimes = {name: starting(*way) for name, way in ways.items()}
     seconds: dict[str, list] = {name: [] for name in ways}
@@ -176,7 +131,8 @@ def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
             for key in ("balance_ratio", "moves")
         )
         rungs = sorted({int(m["rung"]) for m in late}) if "rung" in late[0] else "–"
-        dropped = f"{np.mean([m['drop_rate'] for m in late]):.1%}"
+        choices = 2 * DEVICES * args.tokens
+        dropped = f"{np.mean([m['dropped'] for m in late]) / choices:.1%}"
         taken_ms = f"{1e3 * np.median(taken[counted, 0]):.0f}"
         cells = (taken_ms, f"{wall:.2f}", f"{cpu:.2f}", dropped, ratio, moves, str(rungs))
         rows.append((f"`{name}`", *cells))
@@ -201,7 +157,7 @@ def by_a_sum(runtime: Any) -> Any:
 
 def timeline(args: argparse.Namespace) -> None:
     """Prints times of steps after moves that change no slot: none, that of training, by a sum."""
-    runtime = starting(Regression(VExperts(devices=8, slots_per_device=4)), None, AdamW)
+    runtime = starting(task(VExperts(devices=8, slots_per_device=4)), None, AdamW)
     pairs = [Copy(4 * one + 2, 4 * ((one + 1) % DEVICES)) for one in range(DEVICES)]
     runtime.relocate("placement", [*pairs, *(Copy(one.target + 1, one.source) for one in pairs)])
     summed, fed, events = by_a_sum(runtime), batch(0, 1.0, args.tokens), []

@@ -29,6 +29,7 @@ class Regression:
     groups: int = 2
     num_experts: int = EXPERTS
     model_dim: int = MODEL
+    hidden_dim: int = 8
     evaluation: AnyShape = Ragged()
 
     @property
@@ -39,7 +40,7 @@ class Regression:
             training=dataclasses.replace(self.dispatcher, groups=self.groups),
             evaluation=self.evaluation,
         )
-        return MoE(model_dim=self.model_dim, hidden_dim=8, params=params)
+        return MoE(model_dim=self.model_dim, hidden_dim=self.hidden_dim, params=params)
 
     @property
     def rungs(self):
