@@ -22,7 +22,7 @@ class NumPy(Format):
     compress: bool = False
 
     def check(self, model_dir):
-        """Any model fits; the weights are stored as they are."""
+        """Checks that the storage is float32."""
         if self.storage != FLOAT32:
             raise ValueError(
                 f"NumPy exports have float32 weights, not {self.storage}; drop --dtype."

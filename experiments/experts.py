@@ -10,7 +10,7 @@ into English; power_law and baselines need few train lines for most languages, s
 experiments/results/experts_STUDY.json has its results, and the table experts_STUDY.csv and the
 pictures experts_STUDY.png (curves) and experts_STUDY_languages.png are written again, and
 experts_hours.png of all studies with the data of width. The same command makes only what is
-missing; processes with other --rows or --seeds may share --runs. The rows of baselines are pairs;
+missing; processes with other --rows or --seeds may share --runs. For baselines --rows names pairs;
 the picture of the languages of power_law shows the gain over them.
 """
 

@@ -51,8 +51,7 @@ PERIOD = 200  # steps of one rotation of the popularity
 
 
 def task(dispatcher: Dispatcher) -> Any:
-    """One MoE layer, whose router uses the first E elements of a token as scores (see
-    `starting`)."""
+    """One MoE layer; its router uses the first E elements of a token as scores (`starting`)."""
     return Regression(
         dispatcher, groups=DEVICES, num_experts=EXPERTS, model_dim=MODEL, hidden_dim=HIDDEN
     )

@@ -32,8 +32,8 @@ ORDINALS = "ªº"  # the same for letters without case
 # Capitals that are ordinary letters, since their texts have no others: Cherokee and Asomtavruli.
 CASELESS = "Ꭰ-ᏵႠ-Ⴭ"
 LONGEST_ACRONYM = 4  # letters
-DOTTED = "(?:tr|tur|az|aze|azj|crh|gag)(?:[-_@].*)?"  # languages in which the capital of i is İ
-GREEK = "(?:el|ell|gre|grc)(?:[-_@].*)?"
+DOTTED = "(?i)(?:tr|tur|az|aze|azj|crh|gag)(?:[-_@].*)?"  # languages in which the capital of i is İ
+GREEK = "(?i)(?:el|ell|gre|grc)(?:[-_@].*)?"
 # Of a diphthong whose first letter loses its accent, the second gets a diaeresis: άι, ΑΪ.
 HIATUS = ("([ΑΕΟΥ])\u0301([ΙΥ])\u0308?", "\\1\\2\u0308")
 GREEK_ACCENTS = "[\u0300\u0301\u0313\u0314\u0342]"

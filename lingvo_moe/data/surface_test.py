@@ -62,7 +62,7 @@ def test_acronyms_and_scripts_without_case_are_not_in_capitals(text):
     [
         ("«HALT!» ER KAM. ES WAR 1 UHR.", "de", "«halt!» er kam. es war 1 uhr."),
         ("IRMAK", "tr", "ırmak"),
-        ("IRMAK", "tr@x", "ırmak"),
+        ("IRMAK", "TR@x", "ırmak"),
         ("IŞIK VE İP", None, "ışık ve ip"),  # the İ tells the language
         ("IN IT", None, "in it"),
         ("ΑΣ ΠΑΜΕ ΣΤΟΥΣ ΔΡΟΜΟΥΣ", "el", "ας παμε στους δρομους"),  # the last sigma of a word

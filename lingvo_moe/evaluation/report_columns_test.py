@@ -21,13 +21,13 @@ def of(hypotheses, references, **given):
 
 def test_values_by_hand():
     """6 characters for 12, one of two translations is empty, 2 words for 4: BP = e^(1 - 4/2)."""
-    values = measured(of(["ab abc", ""], ["abcd abcd", "a b"], measures={"cut": 0.5}), "13a")
+    values = measured(of(["ab abc", ""], ["abcd abcd", "a b"], measures={"left_out": 0.5}), "13a")
     assert values == {
         "length_ratio": 0.5,
         "brevity_penalty": pytest.approx(0.36788, abs=1e-5),
         "empty": 0.5,
         "copied": 0.0,
-        "cut": 0.5,
+        "left_out": 0.5,
     }
 
 

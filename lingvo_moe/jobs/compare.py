@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lingvo_moe.config.params import override
 from lingvo_moe.config.plugins import digest, imported
+from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.report import REPORT_FILE, load_report
 from lingvo_moe.jobs.evaluation import evaluate
@@ -100,8 +102,8 @@ def compare(
         All runs of compare.json; see `measure`.
 
     Raises:
-        ValueError: a row has runs with other params, runs have other data, or plug-ins have changed
-            since.
+        ValueError: a row has runs with other params, runs have other data, plug-ins have changed
+            since, or a row trains pairs without dev lines.
         ValueError, OSError, SystemExit: as `train_model` and `evaluate`.
     """
     runs = _known(output / FILE)
@@ -114,6 +116,8 @@ def compare(
         for setting in settings
         if not _is_done(runs.get((setting.name, seed)), split)
     ]
+    for setting in dict(missing):
+        _check_dev(setting, overrides, dataset)
     if not missing:
         report(compare_table(list(runs.values())).to_text())
     for number, (setting, seed) in enumerate(missing, 1):
@@ -128,7 +132,6 @@ def compare(
             make_runtime=make_runtime,
             report=_after(f"[{number}/{len(missing)}: {setting.name}, seed {seed}] ", report),
         )
-        _check_dev(job)
         train_model(job)
         scores = logdir / _REPORT
         scored = (scores / REPORT_FILE).exists() and load_report(scores).split
@@ -174,13 +177,14 @@ def _made_with(setting: Setting, overrides: Sequence[str], dataset: Dataset) -> 
     }
 
 
-def _check_dev(job: TrainingJob) -> None:
-    params = ModelDir.params_for_training(job.logdir, job.model, job.overrides, job.params)
-    trained = [p for p in job.dataset.pairs if p.name in (params.input.pairs or [p.name])]
+def _check_dev(setting: Setting, overrides: Sequence[str], dataset: Dataset) -> None:
+    """Checks that the pairs that the row trains have dev lines."""
+    chosen = override(get_params(setting.model), [*overrides, *setting.overrides]).input.pairs
+    trained = [pair for pair in dataset.pairs if pair.name in (chosen or [pair.name])]
     if not any(pair.examples.get("dev") for pair in trained):
         raise ValueError(
-            f"{job.dataset.directory} has no dev lines of the pairs of {job.logdir}, by which runs "
-            f"are compared; prepare some."
+            f"{dataset.directory} has no dev lines of the pairs of the row {setting.name!r}, by "
+            f"which runs are compared; prepare some."
         )
 
 

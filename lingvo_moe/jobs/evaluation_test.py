@@ -74,7 +74,6 @@ def translated(monkeypatch):
         asked.append(f"{source}-{target}")
         return [[types.SimpleNamespace(text=f"the {text}")] for text in sources]
 
-    translator.part_pieces, translator.split = 0, lambda sources: [[] for _ in sources]
     monkeypatch.setattr(module, "load_translator", lambda *_: (translator, 7))
     return asked
 

@@ -70,14 +70,14 @@ def _model(**changes):
     }
     fields |= {"needs_source_language": False, "translate": _translate, "explain": _explain}
     fields |= {"measure": _measure, "sizes": _sizes, "score": _score}
-    fields |= {"options": ["n_best"], "explains": True}
+    fields |= {"options": ["n_best"]}
     return types.SimpleNamespace(**fields | changes)
 
 
 @pytest.fixture(scope="module")
 def address():
     """The URL of a server in a thread."""
-    two = _model(needs_source_language=True, languages=["it"], explains=False)
+    two = _model(needs_source_language=True, languages=["it"], explain=None)
     imported = _model(needs_source_language=True, pairs=[])
     models = {"one": _model(), "two": two, "imported": imported}
     config = uvicorn.Config(Server(models).asgi, log_level="warning", lifespan="on")

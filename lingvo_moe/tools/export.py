@@ -61,7 +61,7 @@ def main() -> None:
     if FLAGS.report_data and not chosen.can_be_read:
         raise ValueError(
             f"--report_data translates with the export, and --format={FLAGS.format} cannot be read "
-            f"back; drop it, or pass --format=saved_model."
+            f"back; drop --report_data, or pass --format=saved_model or safetensors."
         )
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None

@@ -27,8 +27,8 @@ class TrainParams(Params):
         source_use_sentences: dev sentences, spread over the pairs, whose loss is measured a second
             time with sources of other sentences at each evaluation; 0 for none.
         clip_norm: bound > 0 on the gradient's global norm; None for none.
-        skip_limit: training ends if this number of newest steps, or more, were not finite, and so
-            were skipped; checked at each line of the log, evaluation and checkpoint.
+        skip_limit: training ends if the last steps, this number or more, were all not finite, and
+            so were skipped. This is checked at each line of the log, evaluation and checkpoint.
         micro_batches: number of parts of a batch's rows; the gradients of the parts are summed.
         seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
     """

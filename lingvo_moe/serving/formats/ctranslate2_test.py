@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(dense, tmp_path, override,
     pytest.importorskip("ctranslate2")
     model_dir = dataclasses.replace(dense, params=params_override(dense.params, [override]))
     if message is None:
-        CTranslate2().check(model_dir, tmp_path, None)
+        CTranslate2().check(model_dir)
         return
     with pytest.raises(ValueError, match=message):
         CTranslate2().export(model_dir, tmp_path / "export")
