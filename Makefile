@@ -140,10 +140,13 @@ results-both: setup
 	  --baseline_set=small.Bilingual:train.max_steps=250
 
 EXPERTS = $(RESULTS)/experts
-results-experts: setup  ## experts_*: dense, 32 and 128 experts from English into 200 languages (takes a day; needs CORPORA=DIR)
-	test -d $(EXPERTS)/data || $(BIN)/lingvo-moe-prepare --corpus=$(CORPORA)/english_200 --output=$(EXPERTS)/data --joint_vocab
-	$(BIN)/python -m experiments.experts width --data=$(EXPERTS)/data --runs=$(EXPERTS)/runs --seeds=1,2,3 \
-	  --rows="dense,32 experts,128 experts"
+results-experts: setup  ## experts_*: dense, 32 and 128 experts from English into 200 and 40 languages (takes a day; needs CORPORA=DIR)
+	for n in 200 40; do test -d $(EXPERTS)/data_$$n || \
+	  $(BIN)/lingvo-moe-prepare --corpus=$(CORPORA)/english_$$n --output=$(EXPERTS)/data_$$n --joint_vocab; done
+	$(BIN)/python -m experiments.experts width --data=$(EXPERTS)/data_200 --runs=$(EXPERTS)/runs --seeds=1,2,3 \
+	  --rows="dense,32 experts,32 experts in every layer,128 experts"
+	for study in power_law baselines; do \
+	  $(BIN)/python -m experiments.experts $$study --data=$(EXPERTS)/data_40 --runs=$(EXPERTS)/runs; done
 
 clean:  ## remove all generated files, also .venv
 	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info

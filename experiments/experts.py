@@ -6,12 +6,12 @@ python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
 Make DATA with `lingvo-moe-prepare --joint_vocab`. into_english and into_english_sides need text
 into English; power_law and baselines need few train lines for most languages, such as 29,000 to
-40 lines for 40 languages. After each run
-experiments/results/experts_STUDY.json has its results, and the table experts_STUDY.csv and the
-pictures experts_STUDY.png (curves) and experts_STUDY_languages.png are written again, and
-experts_hours.png of all studies with the data of width. The same command makes only what is
-missing; processes with other --rows or --seeds may share --runs. For baselines --rows names pairs;
-the picture of the languages of power_law shows the gain over them.
+40 lines for 40 languages. After each run experiments/results/experts_STUDY.json has its results,
+and the table experts_STUDY.csv and the pictures experts_STUDY.png (curves) and
+experts_STUDY_languages.png are written again, and experts_hours.png of all studies with the data of
+width. The same command makes only what is missing; processes with other --rows or --seeds may share
+--runs. For baselines --rows names pairs; the picture experts_power_law_languages.png and the table
+experts_power_law_gains.csv have the gain over them.
 """
 
 import argparse
@@ -220,11 +220,40 @@ def write(study: str, folder: Path) -> None:
     write_csv(path.with_suffix(".csv"), table)
     baselines = _saved(BASELINES) if study == "power_law" else []
     bilingual = {run["row"]: (run["train"], run["bleu"], run["chrf"]) for run in baselines}
+    if bilingual:
+        write_csv(folder / f"{path.name}_gains.csv", gains_table(rows, bilingual))
     write_whole(path.with_suffix(".png"), to_png(draw_curves(rows)))
     write_whole(folder / f"{path.name}_languages.png", to_png(draw_languages(rows, bilingual)))
     if study in SAME_DATA:
         studies = {name: _rows(name, folder) for name in SAME_DATA}
         write_whole(folder / "experts_hours.png", to_png(draw_hours(studies)))
+
+
+def gains_table(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], bilingual: Mapping[str, Sequence[float]]
+) -> Table:
+    """Scores of bilingual models and differences of each row to them: means and single pairs.
+
+    Args:
+        rows: row -> its runs.
+        bilingual: pair -> train lines, BLEU, chrF++.
+    """
+    order = sorted(bilingual, key=lambda pair: -bilingual[pair][0])
+    third, scores = max(1, len(order) // 3), {"chrF++": 2, "BLEU": 1}
+    groups = {"all": order, "third with most text": order[:third]}
+    groups |= {"third with least text": order[-third:]} | {pair: [pair] for pair in order}
+    columns = [f"Δ{score}, {name}" for name in rows for score in scores]
+    cells = []
+    for name, pairs in groups.items():
+        lines, *base = (np.mean([bilingual[p][i] for p in pairs]) for i in (0, *scores.values()))
+        means = [
+            [np.mean([run["pairs"][p][i] for run in runs for p in pairs]) for i in scores.values()]
+            for runs in rows.values()
+        ]
+        gains = [mean - of for row in means for mean, of in zip(row, base, strict=True)]
+        cells.append([name, f"{lines:,.0f}", *(f"{one:.1f}" for one in base)])
+        cells[-1] += [f"{gain:+.1f}" for gain in gains]
+    return Table(["pairs", "train lines", *(f"bilingual {s}" for s in scores), *columns], cells)
 
 
 def _curve(runs):
@@ -314,6 +343,8 @@ def draw_languages(
             axes.plot(moving_average(scores), label=name, **style)
         shown = range(0, len(order), -(-len(order) // 8))
         axes.set_xticks(shown, [f"{lines[order[at]]:,}" for at in shown])
+        if bilingual:
+            axes.axhline(0, color="black", linewidth=0.8)
         label = f"Δ{score} against bilingual models" if bilingual else score
         axes.set(xlabel="train lines of a language", ylabel=label)
     return _finish(figure)
