@@ -241,7 +241,9 @@ def gains_table(
     order = sorted(bilingual, key=lambda pair: -bilingual[pair][0])
     third, scores = max(1, len(order) // 3), {"chrF++": 2, "BLEU": 1}
     groups = {"all": order, "third with most text": order[:third]}
-    groups |= {"third with least text": order[-third:]} | {pair: [pair] for pair in order}
+    groups |= {"middle third": order[third:-third], "third with least text": order[-third:]}
+    groups = {name: pairs for name, pairs in groups.items() if pairs}
+    groups |= {pair: [pair] for pair in order}
     columns = [f"Δ{score}, {name}" for name in rows for score in scores]
     cells = []
     for name, pairs in groups.items():
