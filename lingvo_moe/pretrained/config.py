@@ -53,8 +53,8 @@ def to_params(config: Mapping[str, Any], source: str = FILE) -> TranslationParam
     """The params of the model that a config.json, named `source` in errors, describes.
 
     Optimizer and schedule are those that Meta fine-tuned NLLB-200 with: Adam, learning rate 5e-5,
-    10 steps of warm-up, then the inverse square root. The balance loss has the
-    weight of fairseq's training, not of fine-tuning, which has none.
+    10 steps of warm-up, then the inverse square root. The balance loss has the weight of fairseq's
+    training, not of fine-tuning, which has none.
 
     Raises ValueError: it is of another kind of model, a field is missing, or one has a value that
     makes another function of the model.
