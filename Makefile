@@ -140,9 +140,10 @@ results-both: setup
 	  --baseline_set=small.Bilingual:train.max_steps=250
 
 EXPERTS = $(RESULTS)/experts
-results-experts: setup  ## experts_*: dense, 32 and 128 experts from English into 200 and 40 languages (takes a day; needs CORPORA=DIR)
+results-experts: setup  ## experts_*: dense, 32 and 128 experts from English into 200 and 40 languages (takes two days; needs EBIBLE=DIR, a checkout of BibleNLP/ebible)
+	test -d $(EXPERTS)/corpora || $(BIN)/python -m experiments.verses $(EBIBLE) $(EXPERTS)/corpora
 	for n in 200 40; do test -d $(EXPERTS)/data_$$n || \
-	  $(BIN)/lingvo-moe-prepare --corpus=$(CORPORA)/english_$$n --output=$(EXPERTS)/data_$$n --joint_vocab; done
+	  $(BIN)/lingvo-moe-prepare --corpus=$(EXPERTS)/corpora/english_$$n --output=$(EXPERTS)/data_$$n --joint_vocab; done
 	$(BIN)/python -m experiments.experts width --data=$(EXPERTS)/data_200 --runs=$(EXPERTS)/runs --seeds=1,2,3 \
 	  --rows="dense,32 experts,32 experts in every layer,128 experts"
 	for study in power_law baselines; do \

@@ -4,9 +4,9 @@ python -m experiments.experts width --data=DATA --runs=build/results/experts [--
 python -m experiments.experts width  # only the table and the picture, of the finished runs
 python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
-Make DATA with `lingvo-moe-prepare --joint_vocab`. into_english and into_english_sides need text
-into English; power_law and baselines need few train lines for most languages, such as 29,000 to
-40 lines for 40 languages. After each run experiments/results/experts_STUDY.json has its results,
+Make DATA from the corpora of experiments.verses with `lingvo-moe-prepare --joint_vocab`:
+into_english_200 for into_english and into_english_sides, english_40 for power_law and baselines,
+english_200 for the others. After each run experiments/results/experts_STUDY.json has its results,
 and the table experts_STUDY.csv and the pictures experts_STUDY.png (curves) and
 experts_STUDY_languages.png are written again, and experts_hours.png of all studies with the data of
 width. The same command makes only what is missing; processes with other --rows or --seeds may share
@@ -46,7 +46,7 @@ COMMON = (
 )
 SAME_DATA = "width", "routing", "depth"  # studies
 LEVELS = 4.5, 4.2, 3.9  # dev losses, nats per target token
-_BILINGUAL = "small.BilingualNarrow"
+_BILINGUAL = ["small.BilingualNarrow", "small.Bilingual"]  # dev chooses one for each pair
 
 
 def _experts(number, **fields):
@@ -85,7 +85,13 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     ),
     "power_law": (
         (_MIDDLE,),
-        _DENSE | {"32 experts in every layer": _EVERY, "128 experts": _experts(128)},
+        _DENSE
+        | {"32 experts in every layer": _EVERY, "128 experts": _experts(128)}
+        # 4 + 2 layers of width 192
+        | {
+            "larger dense": "small.Dense",
+            "larger with 32 experts": _EVERY.replace("Narrow", "MoE"),
+        },
     ),
     "into_english": ((_LONG,), _DENSE | _32),
     "into_english_sides": ((_SHORT,), _32 | _SIDES),
@@ -161,7 +167,7 @@ def main() -> None:
 def _make_baselines(data: Path, output: Path, rows: str | None) -> None:
     """Trains those that BASELINES does not have; rows names pairs, all by default."""
     examples = {pair.name: pair.examples.get("train", 0) for pair in Dataset.load(data).pairs}
-    done = [run["row"] for run in _saved(BASELINES)]
+    done = [run["row"] for run in _saved(BASELINES) if run.get("tried") == _BILINGUAL]
     pairs = rows.split(",") if rows else sorted(examples, key=lambda pair: -examples[pair])
     for pair in [pair for pair in pairs if pair not in done]:
         (one,) = train_baselines(
@@ -173,7 +179,7 @@ def _make_baselines(data: Path, output: Path, rows: str | None) -> None:
             set=["activation_dtype=bfloat16"],
             report=print,
         ).pairs
-        run = {"row": pair, "seed": 1, "model": _BILINGUAL}
+        run = {"row": pair, "seed": 1, "tried": _BILINGUAL, "model": one.model}
         scores = {"train": one.train_examples, "bleu": one.bleu, "chrf": one.chrf}
         add_runs(BASELINES, [run | scores])
 
@@ -218,7 +224,9 @@ def write(study: str, folder: Path) -> None:
     print(table.to_text())
     write_csv(path.with_suffix(".csv"), table)
     baselines = _saved(BASELINES) if study == "power_law" else []
-    bilingual = {run["row"]: (run["train"], run["bleu"], run["chrf"]) for run in baselines}
+    bilingual = {
+        run["row"]: (run["train"], run["bleu"], run["chrf"], run["model"]) for run in baselines
+    }
     if bilingual:
         write_csv(folder / f"{path.name}_gains.csv", gains_table(rows, bilingual))
     write_whole(path.with_suffix(".png"), to_png(draw_curves(rows)))
@@ -229,13 +237,13 @@ def write(study: str, folder: Path) -> None:
 
 
 def gains_table(
-    rows: Mapping[str, Sequence[Mapping[str, Any]]], bilingual: Mapping[str, Sequence[float]]
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], bilingual: Mapping[str, Sequence[Any]]
 ) -> Table:
     """Scores of bilingual models and differences of each row to them: means and single pairs.
 
     Args:
         rows: row -> its runs.
-        bilingual: pair -> train lines, BLEU, chrF++.
+        bilingual: pair -> train lines, BLEU, chrF++, model.
     """
     order = sorted(bilingual, key=lambda pair: -bilingual[pair][0])
     third, scores = len(order) // 3, {"chrF++": 2, "BLEU": 1}
@@ -252,8 +260,10 @@ def gains_table(
         ]
         gains = [mean - of for row in means for mean, of in zip(row, base, strict=True)]
         cells.append([name, f"{lines:,.0f}", *(f"{one:.1f}" for one in base)])
-        cells[-1] += [f"{gain:+.1f}" for gain in gains]
-    return Table(["pairs", "train lines", *(f"bilingual {s}" for s in scores), *columns], cells)
+        model = bilingual[name][3] if name in bilingual else ""
+        cells[-1] += [*(f"{gain:+.1f}" for gain in gains), model]
+    names = ["pairs", "train lines", *(f"bilingual {s}" for s in scores), *columns]
+    return Table([*names, "bilingual model"], cells)
 
 
 def _curve(runs):
@@ -322,7 +332,7 @@ def draw_hours(studies: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]])
 
 
 def draw_languages(
-    rows: Mapping[str, Sequence[Mapping[str, Any]]], bilingual: Mapping[str, Sequence[float]]
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], bilingual: Mapping[str, Sequence[Any]]
 ) -> Figure:
     """chrF++ and BLEU of the pairs from most to least train lines, smoothed over ten pairs.
 

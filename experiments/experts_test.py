@@ -50,17 +50,19 @@ def test_table_and_picture(tmp_path):
 
 
 def test_gains_by_hand():
-    bilingual = {"en-aa": (10, 1.0, 5.0), "en-bb": (90, 0.5, 10.0), "en-cc": (50, 0.0, 6.0)}
+    scores = {"en-aa": (10, 1.0, 5.0), "en-bb": (90, 0.5, 10.0), "en-cc": (50, 0.0, 6.0)}
+    bilingual = {pair: (*numbers, f"for {pair}") for pair, numbers in scores.items()}
     runs = {"dense": [_run("dense", 1)], "32 experts": [_run("32 experts", n) for n in (1, 3)]}
     for run in (*runs["dense"], *runs["32 experts"]):
         run["pairs"]["en-cc"] = [50, 1.0, 8.0]
     table = experts.gains_table(runs, bilingual)
-    assert table.columns[4::2] == ["ΔchrF++, dense", "ΔchrF++, 32 experts"]
-    rows = {row[0]: row[1:4] + row[4::2] for row in table.rows}
+    assert table.columns[4:-1:2] == ["ΔchrF++, dense", "ΔchrF++, 32 experts"]
+    rows = {row[0]: row[1:4] + row[4:-1:2] for row in table.rows}
     # chrF++ 7, 21 and 8 of dense: a mean of 12; of the others 21 and 23 instead of 21
     assert rows["all"] == ["50", "7.0", "0.5", "+5.0", "+5.3"]
     assert rows["middle third"] == rows["en-cc"] == ["50", "6.0", "0.0", "+2.0", "+2.0"]
     assert rows["en-bb"] == ["90", "10.0", "0.5", "+11.0", "+12.0"]
+    assert [row[-1] for row in table.rows[-3:]] == ["for en-bb", "for en-cc", "for en-aa"]
     assert list(rows)[-3:] == ["en-bb", "en-cc", "en-aa"]  # from most to least train lines
 
 
