@@ -23,12 +23,12 @@ class MoE(small.MoE):
 
     num_layers = 6, 6
     model_dim = 512
+    moe = MoEParams(num_experts=16, training=Gather(groups=8))
     recipe = RecipeParams(most_tokens=1_000_000_000)
 
     def params(self) -> TranslationParams:
         """The frozen params."""
         params = super().params()
-        moe = MoEParams(num_experts=16, training=Gather(groups=8))
-        model = dataclasses.replace(params.model, num_heads=8, head_dim=64, moe=moe)
+        model = dataclasses.replace(params.model, num_heads=8, head_dim=64)
         rows = dataclasses.replace(params.input, batch_size=512)
         return dataclasses.replace(params, model=model, input=rows, activation_dtype="bfloat16")
