@@ -22,8 +22,9 @@ class ExpertChoice(Gating):
     would see later tokens in training, and decoding with this gating is an error. On a mesh an
     evaluation has other groups than on one device, and so a slightly different loss.
 
-    In the Routing K is E: choice e of a token is expert e. A token counts as dropped if no expert
-    takes it. The statistics `load` and `choices` count the taken tokens.
+    In the Routing K is E: the experts that take a token, by descending gate, then the others, which
+    are not dispatched. A token counts as dropped if no expert takes it. The statistics `load` and
+    `choices` count the taken tokens.
 
     Attributes:
         capacity_factor: C = ceil(capacity_factor · S / E), the paper's k; a lower capacity of the
@@ -53,15 +54,16 @@ class ExpertChoice(Gating):
         gates = tf.nn.softmax(logits)  # [G, S, E]
         position = _ranks(tf.where(mask[..., None], gates, -1.0))  # padding is last in every order
         taken = mask[..., None] & (position < capacity)
-        experts = tf.range(logits.shape[-1])[None, None, :]
+        weight = tf.where(taken, gates, 0.0)
+        experts = tf.argsort(weight, axis=-1, direction="DESCENDING", stable=True)
         counts = tf.reduce_sum(tf.cast(taken, tf.float32), axis=1)  # [G, E]
         dropped = tf.cast(mask & ~tf.reduce_any(taken, axis=-1), tf.float32)
         real = tf.cast(mask, tf.float32)
         return Routing(
-            expert=tf.broadcast_to(experts, tf.shape(position)),
-            position=position,
-            weight=tf.where(taken, gates, 0.0),
-            dispatched=taken,
+            expert=experts,
+            position=tf.gather(position, experts, batch_dims=2),
+            weight=tf.gather(weight, experts, batch_dims=2),
+            dispatched=tf.gather(taken, experts, batch_dims=2),
             wanted=real,
             dropped=dropped,
             aux_loss=tf.constant(1.0),

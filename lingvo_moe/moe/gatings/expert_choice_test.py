@@ -34,9 +34,12 @@ def test_by_hand():
     # and 3 and takes the two earlier ones; expert 2 takes tokens 1 and 3.
     gates = tf.constant([[[0.4, 0.1, 0.5], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.1, 0.3, 0.6]]])
     routing = ExpertChoice().route(tf.math.log(gates), tf.ones([1, 4], tf.bool), 2, TRAINING)
-    assert routing.expert.numpy().tolist() == [[[0, 1, 2]] * 4]
-    assert routing.position[0, :, 0].numpy().tolist() == [1, 2, 0, 3]
-    np.testing.assert_allclose(routing.weight[0, :, 0], [0.4, 0, 0.5, 0], rtol=1e-5)
+    # The first choice of a token is the expert with the highest gate that takes it.
+    assert routing.expert.numpy().tolist() == [[[0, 1, 2], [2, 1, 0], [0, 1, 2], [2, 0, 1]]]
+    assert routing.position[0, :, 0].numpy().tolist() == [1, 0, 0, 1]
+    np.testing.assert_allclose(
+        routing.weight[0], [[0.4, 0, 0], [0.6, 0.3, 0], [0.5, 0.3, 0], [0.6, 0, 0]], rtol=1e-5
+    )
     assert routing.stats.drop_rate.numpy() == 0.0
 
 
@@ -44,7 +47,8 @@ def test_without_room_for_all_padding_is_last():
     logits = tf.constant([[[9.0, 0.0], [0.0, 0.0], [1.0, 0.0]]])
     mask = tf.constant([[False, True, True]])
     routing = ExpertChoice().route(logits, mask, 1, TRAINING)
-    assert routing.dispatched[0].numpy().tolist() == [[False] * 2, [False, True], [True, False]]
+    assert routing.dispatched[0].numpy().tolist() == [[False] * 2, [True, False], [True, False]]
+    assert routing.expert[0, :, 0].numpy().tolist()[1:] == [1, 0]
     np.testing.assert_allclose(routing.stats.load, [0.5, 0.5])
     assert routing.stats.drop_rate.numpy() == 0.0
     everyone = LIMITED_BY_CAPACITY.route(logits, mask, 3, TRAINING)
