@@ -86,6 +86,7 @@ def test_tmx_of_longer_codes(tmp_path, wanted, codes, found):
     ("segment", "text"),
     [
         ("Click<ph/>here", "Click here"),
+        ("पानी<ph/>गरम cafe\u0301<ph/>!", "पानी गरम cafe\u0301!"),
         ("Click<ph>&lt;br/></ph><bpt>b</bpt>here", "Click here"),
         ("a <ph/>b<ph/> c<ph/>.", "a b c."),
         ("<ph/>a<it>x</it>", "a"),

@@ -19,7 +19,7 @@ try:
     from sentencex import segment
 except ImportError:
     _END = re.compile(
-        rf"(?<!\b[A-Z]\w)[.!?]+{_CLOSING}\s+"  # "Dr." is no end
+        rf"(?<!\b[A-Z]\w)(?<![.!?])[.!?]+{_CLOSING}\s+"  # "Dr." is no end
         rf"|[؟۔।॥။։܀-܂።፧༎᙮᭞᭟᱾᱿。꓿꘎꘏꛳꧈꧉꩝-꩟꫰꫱꯫߹！？．｡]+{_CLOSING}\s*"
     )
 
@@ -76,7 +76,10 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     which begins with no space. What has no words belongs to the sentence after it, or to the last
     one. The language is a code; of an unknown one the rules for most languages hold."""
     code = re.split("[-_@]", language)[0].lower()
-    found = _segments(_CODES.get(code, code), text)
+    # sentencex can fail beside white space that is not ASCII.
+    plain = re.sub(r"[^\S\x00-\x7f]", " ", text)
+    places = itertools.accumulate(map(len, _segments(_CODES.get(code, code), plain)), initial=0)
+    found = (text[start:end] for start, end in itertools.pairwise(places))
     sentences: list[list[str]] = [[]]
     bare = True
     for piece in (piece for one in found for piece in _pieces(_MORE_ENDS, one)):
@@ -136,13 +139,14 @@ def join_parts(translations: Sequence[str], parts: Sequence[Part]) -> str:
 
     It is a space if there was none. Chinese and Japanese have no space between sentences.
     """
-    joined, space = "", ""
+    joined, end, space = [], "", ""
     for text, part in zip(translations, parts, strict=True):
-        if joined and text:
-            plain = "" if _NO_SPACE_AFTER.search(joined) else " "
-            joined += plain if space in ("", " ") else one_line(space)
-        joined, space = joined + text, part.after
-    return joined
+        if end and text:
+            plain = "" if _NO_SPACE_AFTER.search(end) else " "
+            joined.append(plain if space in ("", " ") else one_line(space))
+        joined.append(text)
+        end, space = (end + text)[-2:], part.after
+    return "".join(joined)
 
 
 def written(

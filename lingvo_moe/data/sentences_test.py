@@ -21,6 +21,7 @@ from lingvo_moe.data.sentences import Part, join_parts, split_sentences, split_t
         ("en", "Yes. . . . |No."),
         ("en", "Foo.Bar is. |It."),
         ("en", "It works. 12 345."),
+        ("en", "Hepatitis B\u00a0. |So vitamin C\u202f! |It\u3000works\u00a0."),
         ("en", "one\u2028|two \u2029 |three\x85|four"),
         ("en", "." * 100_000),
         ("en", f"one{' ' * 100_000}two"),
@@ -71,6 +72,7 @@ def test_joined_parts_keep_the_white_space_between_them_on_one_line():
     assert joined(["One.", "Two."], [""]) == "One. Two."
     assert joined(["One.", "Two."], ["\u2028"]) == "One. Two."
     assert joined(["一。", "二。”", "三.", "네."], ["", " ", " "]) == "一。二。”三. 네."
+    assert joined(["一。", "”", "二"], ["", ""]) == "一。”二"
 
 
 def letters(texts):

@@ -115,9 +115,9 @@ class SyntheticCorpus(Params):
                 unseen = self.zero_shot if split != "train" else ()
                 for pair in (*(f"{code}-en" for code in self.languages), *unseen):
                     sides = pair.split("-")
-                    lines = zip(*self.pairs(split, *sides), strict=True)
-                    for side, texts in zip(sides, lines, strict=True):
-                        text = "".join(f"{line}\n" for line in texts)
+                    examples = self.pairs(split, *sides)
+                    for i, side in enumerate(sides):
+                        text = "".join(f"{example[i]}\n" for example in examples)
                         (partial / split / f"{pair}.{side}").write_bytes(text.encode())
 
     def _text(self, sentence: Sentence, code: str) -> str:

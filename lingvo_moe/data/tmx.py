@@ -1,6 +1,7 @@
 """Reads TMX, the XML of translation memories (LISA OSCAR, TMX 1.4b), as a stream."""
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -35,7 +36,7 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
             segment = variant.find("seg")
             seen[language] = None
             if segment is not None:
-                text = re.sub(rf"(?<=[^\W_]){_PART}+(?=[^\W_])", " ", _text(segment))
+                text = re.sub(rf"(.){_PART}+(?=[^\W_])", _parted, _text(segment), flags=re.DOTALL)
                 texts.setdefault(language, one_line(text.replace(_PART, "")).strip())
         first, second = (_held(texts, *pair) for pair in (languages, languages[::-1]))
         if first and second and first != second:
@@ -46,6 +47,12 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
             f"{path} has no unit with a <seg> of both {' and '.join(languages)}; it has "
             f"{', '.join(list(seen)[:20])}. Name the file after two of these."
         )
+
+
+def _parted(match):
+    """What is before markup in front of a word; with a space after it if it ends a word."""
+    before = match[1]
+    return f"{before} " if unicodedata.category(before)[0] in "LMN" else before
 
 
 def _units(path: Path) -> Iterator[ElementTree.Element]:

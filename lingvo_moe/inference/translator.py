@@ -139,7 +139,7 @@ class Translator(TextTranslator):
         # Before Python 3.12 a functools.cached_property of one translator locks those of others.
         if "_request" not in vars(self):
             (prefix,) = self.source.encode([self.decoding.source_prefix])
-            check_prefix("source_prefix", len(prefix), self.part_pieces - 1)
+            check_prefix("source_prefix", len(prefix), self.part_pieces // 2)
             request = request_of(self.decoding, self.target, self.part_pieces)
             vars(self)["_request"] = dataclasses.replace(request, penalties=self.penalties)
         return vars(self)["_request"]

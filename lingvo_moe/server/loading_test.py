@@ -91,7 +91,7 @@ OPTIONS = [
     ({"target_prefix": "a\nb"}, "target_prefix must be one line without control characters"),
     ({"target_prefix": "\ud800"}, "target_prefix must be one line without control characters"),
     ({"target_prefix": "mi " * 30}, r"target_prefix has \d+ tokens, and at most 22 are allowed"),
-    ({"source_prefix": "mi " * 30}, r"source_prefix has \d+ tokens, and at most 21 are"),
+    ({"source_prefix": "mi " * 30}, r"source_prefix has \d+ tokens, and at most 11 are"),
     ({"batch_tokens": 9}, "Unknown field 'batch_tokens'"),
     ({"sampling": {"heat": 2}}, "Sampling has no field 'heat'"),
     ({"sampling": {"temperature": 0}}, "temperature must be > 0, got 0"),

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lingvo_moe.data.sentences import left_out, sentence_language, split_texts, written
+from lingvo_moe.data.surface import copy_of, wordless
 from lingvo_moe.system.batching import batches
 from lingvo_moe.system.console import install, quiet
 from lingvo_moe.system.lines import ArrivingLines, blocks, cut_warning, decode_lines, one_line
@@ -180,10 +181,12 @@ def translate(engine, sentences, to="en", source_language=None, batch_tokens=204
     for block in blocks(sentences, _BLOCK):
         split = split_texts(block, language, room, engine.sizes)
         parts = [part for of_one in split for part in of_one]
-        found = [""] * len(parts)
-        for batch in batches([part.size for part in parts], batch_tokens):
-            texts = engine.translate([parts[i].text for i in batch], languages)
-            for i, text in zip(batch, texts, strict=True):
+        found = [copy_of(part.text) for part in parts]  # of those without words
+        with_words = [i for i, part in enumerate(parts) if not wordless(part.text)]
+        for batch in batches([parts[i].size for i in with_words], batch_tokens):
+            chosen = [with_words[place] for place in batch]
+            texts = engine.translate([parts[i].text for i in chosen], languages)
+            for i, text in zip(chosen, texts, strict=True):
                 found[i] = text
         results = iter(found)
         for sentence, of_one in zip(block, split, strict=True):

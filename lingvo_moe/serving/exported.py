@@ -107,7 +107,7 @@ class Exported(OneProcess):
                 )
         if search.source_prefix:
             (tokens,) = self.count_pieces([search.source_prefix])
-            check_prefix("source_prefix", tokens, self.part_pieces - 1)
+            check_prefix("source_prefix", tokens, self.part_pieces // 2)
         if search.target_prefix:
             (tokens,) = self.count_target_pieces([search.target_prefix.rstrip()])
             check_prefix("target_prefix", tokens, self.part_pieces)

@@ -104,7 +104,7 @@ def test_it_knows_its_model(model_dir, exported):
         ({"source_language": "xx"}, "does not translate from 'xx'; it knows .*qna"),
         ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
         ({"separate_caches_from": 9}, "separate_caches_from is no option of this export"),
-        ({"source_prefix": "mi " * 20}, "source_prefix has .* at most 13"),
+        ({"source_prefix": "mi " * 20}, "source_prefix has .* at most 7"),
         ({"target_prefix": "mi " * 20}, "target_prefix has .* at most 14"),
     ],
 )
