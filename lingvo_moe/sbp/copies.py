@@ -150,9 +150,12 @@ def _product(rows, weight):
 
 
 def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Rows [B, …, M] of a table [V, M], with copies or without, for ids [B, …]."""
+    """Rows [B, …, M] of a table [V, M], with copies or without, for ids [B, …].
+
+    The gradient is summed in float32: in bfloat16 the sum of a frequent row would lose most terms.
+    """
     if table.shape.rank == 2:
-        return tf.gather(table, ids)
+        return _rows_of(table, ids)
     copies, size, _ = table.shape
     flat = tf.reshape(split_rows(ids, table, 2), [copies, -1])
 
@@ -162,12 +165,25 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
             # For TensorFlow's own gradient XLA would gather all rows on every device.
             copy = tf.broadcast_to(tf.range(copies, dtype=flat.dtype)[:, None], flat.shape)
             shape = [copies, size, upstream.shape[-1]]
-            zeros = runtime_zeros(shape, upstream.dtype, upstream)
-            return tf.tensor_scatter_nd_add(zeros, tf.stack([copy, flat], axis=-1), upstream)
+            zeros = runtime_zeros(shape, tf.float32, upstream)
+            places = tf.stack([copy, flat], axis=-1)
+            total = tf.tensor_scatter_nd_add(zeros, places, tf.cast(upstream, tf.float32))
+            return tf.cast(total, table.dtype)
 
         return tf.gather(table, flat, batch_dims=1), grad
 
     return tf.reshape(rows_of(table), [*ids.shape, table.shape[-1]])
+
+
+@custom_gradient
+def _rows_of(table, ids):
+    def grad(upstream):
+        size, width = table.shape
+        terms = tf.cast(tf.reshape(upstream, [-1, width]), tf.float32)
+        total = tf.math.unsorted_segment_sum(terms, tf.reshape(ids, [-1]), size)
+        return tf.cast(total, table.dtype), None
+
+    return tf.gather(table, ids), grad
 
 
 def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:

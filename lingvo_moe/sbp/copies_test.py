@@ -105,6 +105,22 @@ def test_lookups_are_those_without_copies():
     np.testing.assert_array_equal(grad, expected)
 
 
+@pytest.mark.parametrize("copied", [(), (2,)])
+def test_the_gradient_of_a_frequent_row_is_exact_in_bfloat16(copied):
+    """In bfloat16 a sum of ones ends at 256. The table is also that of the softmax."""
+    table, ids = tf.ones([*copied, 4, 3], tf.bfloat16), tf.zeros([8, 512], tf.int32)
+    with tf.GradientTape() as tape:
+        tape.watch(table)
+        loss = tf.reduce_sum(copies.lookup(table, ids)) + tf.reduce_sum(table)
+    grad = tape.gradient(loss, table)
+    terms = 4096 // (2 if copied else 1)
+    assert (
+        tf.cast(grad[..., 0, :], tf.int32).numpy().ravel().tolist()
+        == [terms] * grad[..., 0, :].shape.num_elements()
+    )
+    assert grad[..., 1, :].numpy().tolist() == np.ones([*copied, 3]).tolist()
+
+
 def test_the_gradient_of_a_copy_is_what_its_device_contributes():
     """Rows 0 and 1 are device 0's, 2 and 3 device 1's, and so on."""
     x = np.arange(8.0, dtype=np.float32)[:, None]
