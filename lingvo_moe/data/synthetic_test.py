@@ -60,7 +60,9 @@ def test_layout_and_sizes():
 
 
 def test_zero_shot_pairs_have_no_training_text(tmp_path):
-    corpus = dataclasses.replace(SMALL, languages=("qna", "qka"), zero_shot=("qka-qna",), dev=3, test=0)
+    corpus = dataclasses.replace(
+        SMALL, languages=("qna", "qka"), zero_shot=("qka-qna",), dev=3, test=0
+    )
     corpus.write(tmp_path / "corpus")
     lines = {
         path.name: path.read_text("utf-8").splitlines()

@@ -68,7 +68,7 @@ def from_hardware(
         bandwidth=wires.bandwidth(devices),
         wires=wires,
         token_bytes=element * expert.model_dim,
-        gradient_bytes=hardware.wire_bytes["float32"] * expert.weights,
+        gradient_bytes=4 * expert.weights,  # float32
         state_bytes=expert.state_bytes * expert.weights,
         expert_seconds=_PADDING / speed,
     )

@@ -1,5 +1,6 @@
 """The number of steps that a run can take in some hours, measured with its own first batches."""
 
+import contextlib
 import time
 from typing import Any
 
@@ -10,9 +11,10 @@ from lingvo_moe.inference.translator import Translator
 from lingvo_moe.jobs.source_use import SplitBatches
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.recipe import ENOUGH, Chosen, first_steps
+from lingvo_moe.training.meter import Meter
 from lingvo_moe.training.process import Process
 
-_WARM, _MEASURED = 2, 10  # steps; the first ones compile
+_WARM, _MEASURED = 2, 10  # steps
 _EVALUATING = 0.25  # largest share of the time for evaluations
 _TRANSLATED = 32  # lines of dev, if evaluations translate some
 
@@ -39,12 +41,17 @@ def steps_in(
     runtime.initialize(params.train.seed)
 
     def seconds(count):
-        batches = [source.next_batch() for _ in range(count)]
-        start = time.monotonic()
+        batches, meter = [source.next_batch() for _ in range(count)], Meter()
+
+        @contextlib.contextmanager
+        def compiling():
+            start = time.monotonic()
+            yield
+            meter.compiled(time.monotonic() - start)
+
         for batch in batches:
-            metrics = runtime.train(batch)
-        float(metrics.tokens)  # waits for the last step
-        return (time.monotonic() - start) / count
+            meter.add(runtime.train(batch, compiling))
+        return meter.read()[1] / count
 
     def evaluation(batches):
         start = time.monotonic()

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from lingvo_moe.nn.layer import WeightSpec
+from lingvo_moe.nn.layer import Constant, WeightSpec
 from lingvo_moe.planning import flow
 from lingvo_moe.planning.flow import BlockCost, Communication, Computation
 from lingvo_moe.planning.weights import FLOAT32, WeightCosts
@@ -88,6 +88,11 @@ def _group(spec: WeightSpec) -> str:
     )
 
 
+def _outputs(network) -> int:
+    """Hidden tensors that the backward pass needs: of a gated network both products and theirs."""
+    return 3 if network.activation.gated else 1
+
+
 class _Counter(WeightCosts):
     """Counts for one mesh and one set of rules."""
 
@@ -115,11 +120,20 @@ class _Counter(WeightCosts):
         transfers = [one for one in found if not isinstance(one, Computation)]
         weights, slots = self.blocks.weights[group], self.blocks.slots[group]
         trained = self.blocks.trained[group]
-        updates = _OPTIMIZER_PASSES * self.at_rest(trained)
+        updates = Computation(
+            part="optimizer",
+            flops=sum(
+                count
+                * self.params.optimizer.flops(WeightSpec(shape, Constant(0.0), dims))
+                / self._pieces(dims, shape, self.stored)
+                for (dims, shape), count in trained.items()
+            ),
+            bytes=_OPTIMIZER_PASSES * self.at_rest(trained),
+        )
         kept = {"heads": self._kept_by_heads, "hidden": self._kept_by_hidden}.get(group)
         tokens = sum(kind.count * self.tokens(kind.length) for kind in self.blocks.kinds)
         return BlockCost(
-            work=(*work, Computation(part="optimizer", bytes=updates)),
+            work=(*work, updates),
             transfers=(*transfers, *self.exchanges(weights, trained + self._again(group))),
             weights=self.at_rest(weights),
             optimizer=self.at_rest(slots),
@@ -191,7 +205,8 @@ class _Counter(WeightCosts):
         gated = kind.layer.dense.activation.gated
         matrices = 2 + gated
         flops = 2 * matrices * n * m * h
-        traffic = FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
+        # Each product's output is written and read; a gated network has two, and their product.
+        traffic = FLOAT32 * matrices * m * h + self.item * n * (2 * m + (2 + 4 * gated) * h)
         yield self._work("feed_forward", kind.count, flops, traffic)
         rows = self.params.input.batch_size * kind.length
         sizes = self.sizes | {"R": rows, "H": kind.layer.dense.hidden_dim}
@@ -220,7 +235,7 @@ class _Counter(WeightCosts):
         gated = own.experts.activation.gated
         matrices = 2 + gated
         weights = experts / self.cut("E") * matrices * m * h
-        traffic = FLOAT32 * weights + self.item * slots * (2 * m + 2 * h)
+        traffic = FLOAT32 * weights + self.item * slots * (2 * m + (2 + 4 * gated) * h)
         yield self._work("experts", times, 2 * matrices * slots * m * h, traffic)
         scores, one_hot = n * experts, n * experts * capacity
         einsum = own.params.training.one_hot
@@ -262,11 +277,13 @@ class _Counter(WeightCosts):
 
     def _kept_by_hidden(self, kind):
         n, m, dense = self.tokens(kind.length), self.m, kind.layer.dense
-        total = self.wire * n * (m + dense.hidden_dim / self.cut("H")) if dense else 0.0
+        total = 0.0
+        if dense:
+            total += self.wire * n * (m + _outputs(dense) * dense.hidden_dim / self.cut("H"))
         if not kind.layer.is_moe:
             return total + self.item * n * m
         own, (experts, _, capacity, slots) = kind.layer.feed_forward, self._shape(kind)
-        hidden = own.hidden_dim / self.cut("H")
+        hidden = _outputs(own.experts) * own.hidden_dim / self.cut("H")
         one_hot = n * experts * capacity * own.params.training.one_hot
         total += self.wire * (n * m + slots * (3 * m + hidden)) + FLOAT32 * 2 * n * experts
         return total + self.wire * 2 * one_hot

@@ -51,6 +51,20 @@ def test_dense_is_six_a_weight_and_token():
     assert total == pytest.approx(6 * (weights - looked_up) * tokens, rel=0.01)  # norms, biases
 
 
+def test_products_of_the_optimizer():
+    muon = override(DENSE, ["optimizer=Muon(schedule=InverseSquareRoot())"])
+    weights = TranslationTask(muon).weights().flatten()
+    products = sum(muon.optimizer.flops(spec) for _, spec in weights)
+    assert by_part(count_costs(muon, ONE, 4), "flops")["optimizer"] == products > 0
+    assert by_part(count_costs(DENSE, ONE, 4), "flops")["optimizer"] == 0  # Adafactor
+
+
+def test_gated_networks_keep_both_products_and_theirs():
+    gated = override(DENSE, ["model.activation=SwiGLU()"])
+    before, after = (count_costs(p, ONE, 4).memory.activations for p in (DENSE, gated))
+    assert after - before == 4 * (4 * 8 * 16) * 2 * 512  # four layers
+
+
 def test_experts_and_dispatch_by_hand():
     costs = count_costs(MOE, FOUR, 2)
     flops = by_part(costs, "flops")

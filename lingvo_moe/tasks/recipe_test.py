@@ -162,10 +162,11 @@ def test_typical_values_where_no_data_are_known():
 
 
 class Timed:
-    """A runtime whose steps and evaluations take as long as they say, on a clock of its own."""
+    """A runtime whose steps and evaluations take as long as they say, on a clock of its own. Its
+    steps 1 and 5 have two new programs each."""
 
     def __init__(self, task, step):
-        self.clock = 0.0
+        self.clock, self.steps = 0.0, 0
 
     def batch_rows(self, rows):
         return np.ones([1, rows], bool)
@@ -173,9 +174,15 @@ class Timed:
     def initialize(self, seed):
         self.clock += 100.0
 
-    def train(self, batch):
-        self.clock += 2.0
-        return NestedMap(tokens=1.0)
+    def train(self, batch, compiling):
+        self.steps += 1
+        if self.steps in (1, 5):
+            for _ in range(2):
+                with compiling():
+                    self.clock += 30.0
+        else:
+            self.clock += 2.0
+        return NestedMap(tokens=1.0, skipped_steps=0.0)
 
     def evaluate(self, batch):
         self.clock += 3.0

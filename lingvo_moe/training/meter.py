@@ -19,6 +19,7 @@ class Meter:
         self._metrics: list[NestedMap] = []
         self._counted = 0  # number of these metrics that `new_skips` has seen
         self._since, self._compiling, self._compiled = time.monotonic(), 0.0, 0
+        self._compiles = False  # whether a program of the step that comes was compiled
         self._waited = 0.0
 
     @property
@@ -29,15 +30,18 @@ class Meter:
     def add(self, metrics: NestedMap) -> None:
         """Adds a step."""
         self._metrics.append(metrics)
+        self._compiled += self._compiles
+        self._compiles = False
 
     def waited(self, seconds: float) -> None:
         """Counts seconds that a step waited for its batch."""
         self._waited += seconds
 
     def compiled(self, seconds: float) -> None:
-        """Excludes a step that took so many seconds, because its program was compiled."""
+        """Excludes the step that is added next: one of its programs was compiled and first ran in
+        so many seconds."""
         self._compiling += seconds
-        self._compiled += 1
+        self._compiles = True
 
     def leave_out(self, seconds: float) -> None:
         """Excludes seconds that were not spent in steps."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import ClassVar
 
 import tensorflow as tf
@@ -76,6 +77,19 @@ class Muon(Adafactor):
         has_grad = tf.reduce_any(tf.not_equal(grad, 0.0), axes, keepdims=True)
         return tf.where(has_grad, change, tf.zeros_like(change)), NestedMap(mean=mean)
 
+    def flops(self, spec):
+        if not self._is_matrix(spec):
+            return 0.0
+        *others, rows, columns = spec.shape
+        short, long = sorted((rows, columns))
+        together = _together(rows, columns)
+        groups = [
+            min(together, self.iterations - done) for done in range(0, self.iterations, together)
+        ]
+        # As in `orthogonalize`: x·xᵀ and the product with x; the others are of the short side.
+        products = [4 * short**2 * long + 2 * short**3 * (4 * count - 3) for count in groups]
+        return math.prod(others) * sum(products)
+
     def _is_matrix(self, spec) -> bool:
         """Whether Muon updates the weight: its last two dimensions are one matrix."""
         count = len(spec.shape)
@@ -99,7 +113,7 @@ def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
     is_high, short = rows > columns, min(rows, columns)
     norms = tf.sqrt(tf.reduce_sum(tf.square(matrices), [-2, -1], keepdims=True))
     x = matrices / tf.maximum(norms, _SMALLEST_RMS * (rows * columns) ** 0.5)
-    together = _TOGETHER if max(rows, columns) > _LONG * short else 1
+    together = _together(rows, columns)
     for done in range(0, iterations, together):
         inner = tf.matmul(x, x, transpose_a=is_high, transpose_b=not is_high)
         factors: list[tf.Tensor] = []
@@ -111,3 +125,8 @@ def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
         product = functools.reduce(tf.matmul, factors)
         x = tf.matmul(x, product) if is_high else tf.matmul(product, x)
     return x
+
+
+def _together(rows, columns):
+    """The number of iterations that are computed from one x·xᵀ."""
+    return _TOGETHER if max(rows, columns) > _LONG * min(rows, columns) else 1

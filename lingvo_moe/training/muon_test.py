@@ -137,3 +137,23 @@ def test_which_weights_are_left_to_adafactor():
     for name in ("embedding", "gate", "norm", "narrow"):
         np.testing.assert_array_equal(theta[name], expected[name])
         assert list(slots[name]) == list(same_slots[name])
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 24), (24, 8), (12, 12)])
+@pytest.mark.parametrize("iterations", [3, 5])
+def test_flops_are_those_of_the_products(shape, iterations):
+    spec = WeightSpec(shape, Normal(1.0), "EMH"[-len(shape) :])
+    graph = tf.function(lambda x: orthogonalize(x, iterations), autograph=False)
+    operations = graph.get_concrete_function(tf.TensorSpec(shape)).graph.get_operations()
+    products = [one for one in operations if "MatMul" in one.type]
+    expected = 0
+    for one in products:
+        inner = one.inputs[0].shape[
+            -2 if one.get_attr("adj_x" if "Batch" in one.type else "transpose_a") else -1
+        ]
+        expected += 2 * one.outputs[0].shape.num_elements() * inner
+    assert Muon(schedule=Constant(learning_rate=1.0), iterations=iterations).flops(spec) == 0
+    small = Muon(
+        schedule=Constant(learning_rate=1.0), iterations=iterations, min_dim_size_to_factor=8
+    )
+    assert small.flops(spec) == expected

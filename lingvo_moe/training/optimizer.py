@@ -76,6 +76,11 @@ class Optimizer(Params, abc.ABC):
         found = self.split(weights, weights)[0].map(of)
         return NestedMap.unflatten(dict(found.flatten()))  # without weights that have no slots
 
+    def flops(self, spec: WeightSpec) -> float:
+        """The FLOPs of the matrix products in an update of a weight; plans count them."""
+        del spec
+        return 0.0
+
     def averaged(self, theta: NestedMap, slots: NestedMap, weights: NestedMap) -> NestedMap:
         """The weights for evaluation: the moving averages, if there are any.
 

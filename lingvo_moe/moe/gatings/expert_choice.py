@@ -1,6 +1,7 @@
 """Expert-choice gating.  G groups, S tokens per group, E experts, C capacity."""
 
 import dataclasses
+import math
 
 import tensorflow as tf
 
@@ -36,6 +37,10 @@ class ExpertChoice(Gating):
     @property
     def batch_independent(self):
         return False
+
+    @property
+    def choices_per_token(self):
+        return math.ceil(self.capacity_factor)
 
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         """As in Gating.
