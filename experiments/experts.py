@@ -5,9 +5,9 @@ python -m experiments.experts width  # only the table and the picture, of the fi
 python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
 Make DATA from the corpora of experiments.verses with `lingvo-moe-prepare --joint_vocab`:
-into_english_200 for into_english and into_english_sides, english_40 for power_law and baselines,
-english_200 for the others. After each run experiments/results/experts_STUDY.json has its results,
-and the table experts_STUDY.csv and the pictures experts_STUDY.png (curves) and
+into_english_200 for into_english and into_english_sides, english_40 for power_law, larger and
+baselines, english_200 for the others. After each run experiments/results/experts_STUDY.json has its
+results, and the table experts_STUDY.csv and the pictures experts_STUDY.png (curves) and
 experts_STUDY_languages.png are written again, and experts_hours.png of all studies with the data of
 width. The same command makes only what is missing; processes with other --rows or --seeds may share
 --runs. For baselines --rows names pairs; the picture experts_power_law_languages.png and the table
@@ -85,13 +85,12 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     ),
     "power_law": (
         (_MIDDLE,),
-        _DENSE
-        | {"32 experts in every layer": _EVERY, "128 experts": _experts(128)}
-        # 4 + 2 layers of width 192
-        | {
-            "larger dense": "small.Dense",
-            "larger with 32 experts": _EVERY.replace("Narrow", "MoE"),
-        },
+        _DENSE | {"32 experts in every layer": _EVERY, "128 experts": _experts(128)},
+    ),
+    # The data of power_law; 4 + 2 layers of width 192.
+    "larger": (
+        (_MIDDLE,),
+        {"dense": "small.Dense", "32 experts in every layer": _EVERY.replace("Narrow", "MoE")},
     ),
     "into_english": ((_LONG,), _DENSE | _32),
     "into_english_sides": ((_SHORT,), _32 | _SIDES),
