@@ -105,12 +105,12 @@ def test_a_part_without_words_is_copied():
 def test_what_cannot_be_cut_any_shorter_is_named():
     """The source prefix and a letter are more than the model reads of a part."""
     warnings = []
-    decoding = BeamSearchParams(source_prefix="kara ")
+    decoding = BeamSearchParams(source_prefix="a ")
     model = dataclasses.replace(translator_of(saying("a")), decoding=decoding)
-    prefix, letter = (len(ids) for ids in model.source.encode(["kara ", "kara 語"]))
-    model = dataclasses.replace(model, part_pieces=prefix + 1)
+    prefix, letter = (len(ids) for ids in model.source.encode(["a ", "a 語"]))
+    model = dataclasses.replace(model, part_pieces=2 * prefix)
     model(["", "語"], "en", warn=warnings.append)
-    assert f"line 2 ({letter - prefix - 1} tokens" in warnings[0]
+    assert f"line 2 ({letter - 2 * prefix} tokens" in warnings[0]
 
 
 def test_a_stream_is_read_block_by_block(monkeypatch):
