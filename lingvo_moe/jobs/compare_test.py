@@ -51,7 +51,6 @@ def test_runs_are_made_once_and_averaged(tmp_path, monkeypatch, real):
         return json.loads((tmp_path / FILE).read_text())["runs"]
 
     first = runs([1])
-    assert "±" not in lines[-1]
     assert runs([2], "dev")[0] == first[0]
     one, two = runs([1, 2])
     assert len(two["pairs"]) > 1  # also where the translations were scored before
@@ -69,11 +68,9 @@ def test_runs_are_made_once_and_averaged(tmp_path, monkeypatch, real):
         (one["dev_loss"] + two["dev_loss"]) / 2,
         abs(one["dev_loss"] - two["dev_loss"]) / 2,
     )
-    assert f"{mean:.3f} ± {error:.3f}" in lines[-1]
+    assert f"{mean:.3f} ± {error:.3f}" in compare_table([one, two]).to_text()
     shutil.rmtree(tmp_path / "top-1")  # compare.json is enough
-    lines.clear()
     assert runs([1, 2]) == [one, runs([2], "test")[1]]
-    assert [f"{mean:.3f} ± {error:.3f}" in line for line in lines] == [True, True]
 
 
 def test_differences_are_paired_by_seed():
@@ -94,6 +91,31 @@ def test_a_row_has_runs_of_one_setting(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"'top-.' has a run of seed 5.*Give"):
             compare([_ROW], dataset(), tmp_path, [6], _SHORT, Local, print)
     assert not (tmp_path / "top-1").exists()
+
+
+def test_an_interrupted_run_goes_on_with_its_own_setting(tmp_path, monkeypatch):
+    monkeypatch.setattr("lingvo_moe.jobs.compare.train_model", _pretend_to_train)
+    texts = [*_SHORT, *_ROW.overrides, "train.seed=1", "optimizer.schedule.learning_rate=0.7"]
+    begun = ModelDir.create(tmp_path / "top-1" / "1", "tiny.MoE", texts, dataset())
+    with pytest.raises(ValueError, match=r"learning_rate=0\.7.*in a comparison"):
+        compare([_ROW], dataset(), tmp_path, [1], _SHORT, Local, print, split=None)
+    same = [*_SHORT, "optimizer.schedule.learning_rate=0.7", "model.remat=True"]
+    (run,) = compare([_ROW], dataset(), tmp_path, [1], same, Local, print, split=None)
+    assert run["set"] == [*same, *_ROW.overrides]
+    assert ModelDir.open(begun.path).params.optimizer.schedule.learning_rate == 0.7
+
+
+def test_scores_of_two_splits_are_not_averaged(tmp_path):
+    made = {"row": "top-1", "seed": 5, "model": "tiny.MoE", "split": "test"}
+    made |= {"set": [*_SHORT, *_ROW.overrides], "data": dataset().sha256}
+    (tmp_path / FILE).write_text(json.dumps({"runs": [made]}))
+    with pytest.raises(ValueError, match=r"scores of test.*--split=test"):
+        compare([_ROW], dataset(), tmp_path, [6], _SHORT, Local, print, split="dev")
+
+
+def test_rows_have_names_of_their_own(tmp_path):
+    with pytest.raises(ValueError, match="name"):
+        compare([_ROW, _ROW], dataset(), tmp_path, [6], _SHORT, Local, print)
 
 
 def test_a_run_that_another_process_adds_meanwhile_is_kept(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import numpy as np
 from lingvo_moe.config.fields import Params
 from lingvo_moe.config.params import to_text
 from lingvo_moe.data.dataset import SIDES, Dataset
-from lingvo_moe.data.lengths import amount
+from lingvo_moe.data.lengths import UNIT, amount
 from lingvo_moe.data.mixture import identity
 from lingvo_moe.data.pipeline import eval_batches
 from lingvo_moe.evaluation import tokenizers
@@ -349,9 +349,11 @@ def record_routing(
     model_dir, dataset = model_dir.for_test_set(dataset)
     runtime = make_runtime(model_dir.task, None)
     load_translator(model_dir, runtime)
-    batches = list(eval_batches(dataset, split, model_dir.params.input))
+    rows = model_dir.params.input
+    there = [pair.name for pair in dataset.pairs if pair.name in (rows.pairs or [pair.name])]
+    of_pairs = dataclasses.replace(rows, pairs=tuple(there))
+    batches = list(eval_batches(dataset, split, of_pairs)) if there else []
     if not batches:
-        rows = model_dir.params.input
         raise ValueError(
             f"{dataset.directory} has no {split} lines that fit input.source_length="
             f"{rows.source_length} and input.target_length={rows.target_length}. Use another "
@@ -385,10 +387,11 @@ def _measures(output, dataset, model_dir, use, identify) -> dict[str, float]:
 def _left_out(dataset, pair, model_dir):
     """The share of a pair's target tokens of train in lines longer than a row; None if unknown."""
     table = np.array(dataset.pair(pair).lengths.get("train", ()), np.int64)
-    if not table.size or dataset.sha256 != model_dir.data:
+    lengths = model_dir.params.input.source_length, model_dir.params.input.target_length
+    is_exact = not any(length % UNIT for length in lengths)
+    if not (table.size and is_exact) or dataset.sha256 != model_dir.data:
         return None
-    rows = model_dir.params.input
-    fitting = amount(table, rows.source_length, rows.target_length).target_tokens
+    fitting = amount(table, *lengths).target_tokens
     return 1 - fitting / int(table[:, -1].sum())
 
 

@@ -267,6 +267,18 @@ def test_after_a_metric_that_fails_the_same_command_starts_again(tmp_path, trans
     assert sorted(os.listdir(tmp_path)) == ["expected", "report"]
 
 
+def test_routing_is_recorded_of_the_trained_pairs_that_the_data_have(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "load_translator", lambda *_: None)
+    monkeypatch.setattr(module, "eval_batches", lambda *args: asked.append(args[2].pairs) or [])
+    rows = dataclasses.replace(MODEL.params.input, pairs=(PAIRS[0], "xx-en"))
+    params = types.SimpleNamespace(input=rows)
+    model = types.SimpleNamespace(task=None, params=params, for_test_set=lambda data: (model, data))
+    with pytest.raises(ValueError, match="no dev lines that fit"):
+        module.record_routing(model, dataset(), lambda *_: None)
+    assert asked == [(PAIRS[0],)]
+
+
 def test_tokens_that_training_leaves_out():
     """Of 12 lines 2 with 40 target tokens each are longer than a row of 32; 10 have 5 each."""
     table = [[16, 16, 10, 60, 50], [48, 48, 2, 80, 80]]
@@ -279,3 +291,5 @@ def test_tokens_that_training_leaves_out():
     assert module._left_out(world, "qna-en", trained) == pytest.approx(80 / 130)
     other = types.SimpleNamespace(params=params, data="other")
     assert module._left_out(world, "qna-en", other) is None
+    rows.target_length = 40  # the table counts in steps of 16
+    assert module._left_out(world, "qna-en", trained) is None

@@ -123,6 +123,9 @@ def train_model(job: TrainingJob) -> TrainResult:
         )
         if job.hours is not None and not (job.logdir / FILE).exists():
             model_dir = _with_hours(job, model_dir)
+        elif job.hours is not None:
+            steps = model_dir.params.train.max_steps
+            job.report(f"train.max_steps={steps} stays: hours sets it only in a new logdir.")
         process.check_equal((model_dir.data, sorted(to_fields(model_dir.params).items())))
         task = model_dir.task
         runtime = job.make_runtime(task, train_step(task))

@@ -23,7 +23,7 @@ from lingvo_moe.tasks.languages import (
 )
 from lingvo_moe.tasks.model_json import FILE, FORMAT, plugins_of, read_fields, read_params
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
-from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING
+from lingvo_moe.tasks.param_changes import AFTER_TRAINING, COMPARING, RESUMING
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import Chosen, check_filled, recipe, with_values, with_values_of
 from lingvo_moe.tasks.translation import TranslationTask
@@ -129,16 +129,26 @@ class ModelDir:
         Raises ValueError: as `for_training`."""
         if (path / FILE).exists():
             return ModelDir.open(path, model)._params_to_resume(overrides, params)
-        made = override(params or registry.get_params(model), overrides)
-        return evolve(made, "input", made.input.with_absolute_paths())
+        return _overridden(params or registry.get_params(model), overrides)
 
     def _params_to_resume(self, overrides, params):
         given = with_values_of(params, self.params) if params else self.params
-        wanted = override(given, overrides)
-        wanted = evolve(wanted, "input", wanted.input.with_absolute_paths())
-        moved = self.params.input.with_corpora_at(wanted.input.corpora)
-        RESUMING.check(self.path, evolve(self.params, "input", moved), wanted)
+        wanted = _overridden(given, overrides)
+        self._check_changes(RESUMING, wanted)
         return wanted
+
+    def check_made_with(
+        self, overrides: Sequence[str], dataset: Dataset, params: TranslationParams | None = None
+    ) -> None:
+        """Checks that the logdir was begun with the params that a new one would have, except for
+        those that do not change the model's function; arguments as for `for_training`. Raises
+        ValueError: another one differs."""
+        new = _overridden(params or registry.get_params(self.model), overrides)
+        self._check_changes(COMPARING, with_values(new, recipe(dataset, new)))
+
+    def _check_changes(self, allowed, wanted):
+        moved = self.params.input.with_corpora_at(wanted.input.corpora)
+        allowed.check(self.path, evolve(self.params, "input", moved), wanted)
 
     @staticmethod
     def create(path: Path, model: str, overrides: Sequence[str], dataset: Dataset) -> "ModelDir":
@@ -407,6 +417,11 @@ class ModelDir:
             raise ValueError(
                 f"The dataset has more pieces than {self.model} has room for; pass {flags}."
             )
+
+
+def _overridden(params, overrides):
+    made = override(params, overrides)
+    return evolve(made, "input", made.input.with_absolute_paths())
 
 
 def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:

@@ -67,6 +67,9 @@ RESUMING = Changeable(
     "when training resumes",
 )
 
+# For results that are recorded as those of given params.
+COMPARING = Changeable(_DEVICES, "in a comparison")
+
 # For decoding, evaluation and export also params that are used only in training may change.
 AFTER_TRAINING = Changeable(
     (

@@ -238,10 +238,13 @@ def test_hours_are_for_a_new_logdir(tmp_path, monkeypatch):
     chosen = iter([[Chosen("train.max_steps", 7, "hours")]])
     monkeypatch.setattr(training, "steps_in", lambda *_: next(chosen))
     monkeypatch.setattr(training, "run_training", lambda model_dir, *_: trained.append(model_dir))
-    job = training_job(tmp_path, make_runtime=lambda *_: None, hours=0.5)
+    lines = []
+    fields = {"make_runtime": lambda *_: None, "hours": 0.5, "report": lines.append}
+    job = training_job(tmp_path, **fields)
     texts = [text for text in job.overrides if "max_steps" not in text]
     job = dataclasses.replace(job, overrides=texts)
     training.train_model(job)
     trained[0].save()
     training.train_model(job)
+    assert "max_steps=7 stays" in lines[-1]
     assert [made.params.train.max_steps for made in trained] == [7, 7]

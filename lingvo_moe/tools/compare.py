@@ -11,7 +11,7 @@ rows and seeds are added to the table.
 from pathlib import Path
 
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.jobs.compare import Setting, compare
+from lingvo_moe.jobs.compare import Setting, compare, compare_table
 from lingvo_moe.tools import common, runtimes
 from lingvo_moe.tools.common import FLAGS, Flag
 
@@ -32,7 +32,7 @@ def main() -> None:
     runtimes.check_flags()
     if wrong := [seed for seed in FLAGS.seed if not seed.isdecimal()]:
         raise ValueError(f"--seed={wrong[0]} is not a number from 0; give one.")
-    compare(
+    runs = compare(
         [Setting.parse(text) for text in FLAGS.row],
         Dataset.load(Path(FLAGS.data)),
         Path(FLAGS.output),
@@ -42,6 +42,7 @@ def main() -> None:
         common.report,
         split=None if FLAGS.split == "none" else FLAGS.split,
     )
+    print(compare_table(runs).to_text())
 
 
 if __name__ == "__main__":

@@ -33,8 +33,9 @@ TABLE = (
     Flag("format", str, "saved_model",
          "A class of lingvo_moe.serving.formats or of --import, with its fields: "
          "\"SavedModel(storage=Int8())\". SavedModel: for TensorFlow; Safetensors: only weights, "
-         "for --logdir of all tools; CTranslate2; HuggingFace: for transformers, if the model "
-         "was imported. Short: saved_model, ctranslate2 and so on."),
+         "for --init_from and for --logdir of all tools but lingvo-moe-train; CTranslate2; "
+         "HuggingFace: for transformers, if the model was imported. Short: saved_model, "
+         "ctranslate2 and so on."),
     Flag("dtype", tuple(STORAGES), None,
          "Type of weights in the file, by default float32: bfloat16 is half the size, int8 a "
          "quarter."),

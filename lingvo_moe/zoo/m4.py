@@ -3,9 +3,8 @@
 Common params: M 1024, H 8192, 16 heads, dropout 0.1, Adafactor with learning rate 1.0 and
 inverse-square-root decay after 10k steps, label smoothing 0.1, SentencePiece vocabularies of 64000
 for the source and 32000 for the target. Weights and activations are float32, except in the 1T
-model. For pods, equal layers are computed in one loop, so that 60 layers compile as fast as 12. The
-gates are split at rest, because every core needs all of them and they grow with the number of
-experts.
+model. For pods, equal layers are computed in one loop, so that 60 layers compile as fast as 12.
+Router weights are stored in pieces, because they grow with the number of experts.
 """
 
 from typing import Literal

@@ -136,8 +136,8 @@ class Bilingual(_Small):
     lingvo-moe-baselines --model=small.Bilingual --own_vocabulary …
 
     With little data the dev loss rises after a few hundred steps, while translations often become
-    better for much longer. So their chrF++ chooses the checkpoint, and ends the training. It
-    differs also where BLEU is 0.
+    better for much longer. So chrF++ of dev chooses the checkpoint and ends training; it differs
+    also where BLEU is 0.
     """
 
     recipe = RecipeParams(epochs=10.0, most_tokens=4_000_000)
