@@ -231,8 +231,18 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
             names[split] = dict(zip(placed, found.values(), strict=True))
             shards |= placed
         languages = pair.pair.source, pair.pair.target
-        sizes = pair.lengths(), pair.length_ratio()
-        infos.append(PairInfo(name, *languages, len(infos), examples, names, *sizes))
+        infos.append(
+            PairInfo(
+                name,
+                *languages,
+                len(infos),
+                examples,
+                names,
+                pair.lengths(),
+                pair.length_ratio(),
+                pair.least_targets(),
+            )
+        )
         checks[name] = pair.summary(in_train[pair.pair.target])
         report(f"{name}: {examples.get('train', 0)} training examples")
     if changed := sum(counts["targets_changed"] for counts in checks.values()):

@@ -17,6 +17,7 @@ import numpy as np
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example
+from lingvo_moe.data.distinct import least, least_of
 from lingvo_moe.data.language_tags import OnBothSides, OnSource
 from lingvo_moe.data.lengths import add_tables, count_ratios, length_ratio, tabulate
 from lingvo_moe.data.normalization import DIGITS, normalize
@@ -425,6 +426,7 @@ class PairWork:
             "too_long": len(lines) - len(fitting),
             "table": tabulate(lengths),
             "ratios": count_ratios(lengths),
+            "least_targets": np.array(least(targets), np.int64),
             "held_targets": np.flatnonzero(np.isin(work.held_targets[self.pair.target], targets)),
             "changed": count_changed(vocabularies[1], [] if is_train else texts[1]),
         }
@@ -465,6 +467,10 @@ class PairWork:
         """The ratio of lengths that almost all lines of train and dev have at most."""
         counts = self._of_blocks("ratios", "train", "dev")
         return length_ratio(np.array(counts).sum(axis=0)) if counts else 0.0
+
+    def least_targets(self) -> list[int]:
+        """The least hashes of the targets of train."""
+        return least_of(part.tolist() for part in self._of_blocks("least_targets", "train"))
 
     def held_targets_in_train(self) -> np.ndarray:
         """The hashes of targets of dev and test of any pair that are in this pair's train."""

@@ -138,7 +138,9 @@ class Plan:
     mesh: Mesh
     choices: tuple[Choice, ...]  # of each node, in order
     seconds: float  # predicted, of computing and communication, one after the other
-    exact: bool  # whether it is known that no plan is cheaper: no states were dropped
+    # whether it is known that no plan is cheaper: no states were dropped, and on a mesh of several
+    # axes each tensor has one use
+    exact: bool
 
     @property
     def types(self) -> dict[str, NdSbp]:
@@ -178,13 +180,17 @@ def search(graph: Graph, mesh: Mesh, device: Device = _DEVICE, width: int = 5000
     A state: the types that are there of each tensor that is still needed; an input joins when it is
     first needed. A chain or a tree has few states. Other graphs may have many: a first search that
     keeps few states gives a bound, and a state that cannot come below it is left out. If there are
-    still more than `width`, only the cheapest are kept, and the plan is perhaps not the best.
-    Raises ValueError: a tensor has no type that divides it into equal pieces.
+    still more than `width`, only the cheapest are kept, and the plan is perhaps not the best. Nor
+    where the types on the way to one use of a tensor could serve another: on a mesh of several axes
+    each move is the cheapest by itself, and moves are made in the order of the uses. Raises
+    ValueError: a tensor has no type that divides it into equal pieces.
     """
-    first = _search(graph, mesh, device, min(width, _FEW), math.inf)
-    if first.exact:
-        return first
-    return _search(graph, mesh, device, width, first.seconds) or first
+    found = _search(graph, mesh, device, min(width, _FEW), math.inf)
+    if not found.exact:
+        found = _search(graph, mesh, device, width, found.seconds) or found
+    uses = [name for node in graph.nodes.values() for name in node.operands]
+    alone = len(mesh.axes) == 1 or len(set(uses)) == len(uses)
+    return dataclasses.replace(found, exact=found.exact and alone)
 
 
 def _search(graph, mesh, device, width, bound):
@@ -274,8 +280,8 @@ def _choices(node, graph, had, mesh, device):
             if not _is_even(graph.nodes[name].shape, target, mesh):
                 break
             moves.append(_cheapest(name, now[name], target, graph.nodes[name].shape, mesh))
-            if target not in now[name]:
-                now[name] = (now[name][0], *sorted({*now[name][1:], target}, key=str))
+            passed = {step.target for step in moves[-1].steps} - {now[name][0]}
+            now[name] = (now[name][0], *sorted({*now[name][1:], *passed}, key=str))
         else:
             steps = [step for move in moves for step in move.steps]
             received = sum(float(step.received) for step in steps)

@@ -43,8 +43,9 @@ class ShardingParams(fields.Params):
             further, its pieces are gathered at the beginning of a step, and its gradient is summed
             into pieces.
         late_sums: whether gradients are summed over devices after the last micro-batch (True) or
-            after each (False), if train.micro_batches is above 1. Late sums send less, but a device
-            holds the whole gradient of a weight that is split at rest.
+            after each (False), if train.micro_batches is above 1. Late sums send less, and are in
+            float32, the others in activation_dtype; but a device holds the whole gradient of a
+            weight that is split at rest.
     """
 
     rules: tuple[Rule, ...] = DATA_AND_EXPERT + _TENSOR

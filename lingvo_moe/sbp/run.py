@@ -40,8 +40,7 @@ def program(plan: Plan) -> Callable[..., list[jax.Array]]:
                 if (move.operand, move.target) not in had:
                     piece = had[move.operand, move.source]
                     for step in move.steps:
-                        piece = _move(piece, step, mesh)
-                    had[move.operand, move.target] = piece
+                        piece = had[move.operand, step.target] = _move(piece, step, mesh)
             operands = (had[move.operand, move.target] for move in moves)
             shape = piece_shape(node.shape, result, mesh)
             compute = node.compute or functools.partial(jnp.reshape, shape=shape)

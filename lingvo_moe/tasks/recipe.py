@@ -4,6 +4,7 @@ The rules are a list. Each reads the train text's lengths, the params, and what 
 chosen. They are pure: the same dataset and params give the same values.
 """
 
+import collections
 import functools
 import itertools
 import math
@@ -16,6 +17,7 @@ from lingvo_moe.config.fields import FROM_DATA
 from lingvo_moe.config.params import evolve, override
 from lingvo_moe.config.registry import get_params
 from lingvo_moe.data.dataset import SIDES, Dataset
+from lingvo_moe.data.distinct import estimate, least_of
 from lingvo_moe.data.lengths import COLUMNS, LONGEST, amount
 from lingvo_moe.nn.layer import count_weights
 from lingvo_moe.reporting.table import Table
@@ -31,7 +33,8 @@ SIZE_UNIT = 32  # rows of an embedding table, so that the devices of a mesh can 
 ENOUGH = 8  # times the steps until a model uses its sources: nearly the best dev BLEU
 # Epochs of the average line -> dropout: more repeats need more (Sennrich and Zhang 2019,
 # arXiv 1905.11901; Araabi and Monz 2020, arXiv 2011.02266). Below 20 epochs a model needs none if
-# its dense twin has fewer weights than there are target tokens (experiments/results/notes.md).
+# its dense twin has fewer weights than there are different target tokens: it knows targets that
+# many sources have soon by heart (experiments/results/notes.md).
 DROPOUTS = (20.0, 0.3), (0.0, 0.1)
 
 
@@ -78,6 +81,18 @@ class TrainText:
     def of_row(self, row: Sequence[int]) -> np.ndarray:
         """[2], tokens of both sides in a row of these lengths, which ends where a side is full."""
         return self.mean_tokens * np.min(row / self.mean_tokens)
+
+    def different_target_tokens(self) -> int:
+        """About the number of target tokens, if texts that several sources have count once."""
+        total = 0.0
+        by_target = collections.defaultdict(list)
+        for stream, table in zip(self.streams, self.tables, strict=True):
+            by_target[stream.pair.target].append((stream.pair.targets, table[:, [2, 4]].sum(0)))
+        for of_language in by_target.values():
+            lines, tokens = np.sum([amounts for _, amounts in of_language], axis=0)
+            different = estimate(least_of(found for found, _ in of_language)) or lines
+            total += tokens * min(1.0, different / max(1, lines))
+        return round(total)
 
     def step(self, params: TranslationParams) -> tuple[float, np.ndarray]:
         """About: target tokens of a step, padding excluded, and [P], the examples of each pair."""
@@ -250,11 +265,11 @@ def _dropout(text, params):
     drawn = text.step(params)[1].sum() * params.train.max_steps
     epochs = drawn / sum(one.size for one in text.streams)
     rate = next(rate for least, rate in DROPOUTS if epochs >= least)
-    tokens = sum(int(table[:, 4].sum()) for table in text.tables)
+    tokens = text.different_target_tokens()
     dense = evolve(typical(params), "model.moe", None)  # a token uses about as many weights
     weights = count_weights(TranslationTask(dense).weights())
     if rate == DROPOUTS[-1][1] and weights < tokens:
-        return 0.0, f"{weights:,} weights without experts for {tokens:,} target tokens"
+        return 0.0, f"{weights:,} weights without experts for {tokens:,} different target tokens"
     return rate, f"{epochs:,.1f} epochs of the average line"
 
 

@@ -120,6 +120,16 @@ def test_little_text_needs_more_dropout():
     assert choose(data(aa=[[32, 16, 400_000, 8_000_000, 4_000_000]]))["model.dropout_rate"] == 0.0
 
 
+def test_targets_that_several_sources_have_count_once():
+    """Four pairs of 100,000 lines: with the same targets less text than the model has weights."""
+    lines = [[32, 16, 100_000, 2_000_000, 1_000_000]]
+    of = data(aa=lines, bb=lines, cc=lines, dd=lines)
+    assert choose(of)["model.dropout_rate"] == 0.0
+    same = [100 * i for i in range(63)] + [int(63 / 100_000 * 2**48)]
+    pairs = tuple(dataclasses.replace(pair, targets=same) for pair in of.pairs)
+    assert choose(dataclasses.replace(of, pairs=pairs))["model.dropout_rate"] == 0.1
+
+
 def test_a_logdir_has_the_numbers_and_the_reasons(tmp_path):
     texts = [*SHRINK[:6], "input.target_length=FROM_DATA", "train.max_steps=FROM_DATA"]
     texts += ["source_vocab_size=FROM_DATA", "target_vocab_size=FROM_DATA"]

@@ -131,6 +131,15 @@ class TranslationTask:
         """float32 []: real target tokens of the batch."""
         return tf.reduce_sum(tf.cast(batch.target_segment_ids != 0, tf.float32))
 
+    def in_use(self, theta: NestedMap) -> NestedMap:
+        """Weights, or some of them, as the layers use them: in activation_dtype, unless their specs
+        forbid it. Those that are split further at rest than in use are gathered after the cast."""
+        dtype = self.params.activation_dtype
+        return theta.map(
+            lambda w, spec: copies.gather_weight(tf.cast(w, dtype) if spec.cast else w, spec.dims),
+            self.weights(),
+        )
+
     def loss(
         self, theta: NestedMap, batch: NestedMap, denominator: tf.Tensor, context: Context
     ) -> LossOutput:
@@ -146,7 +155,7 @@ class TranslationTask:
             The objective and the metrics, sums over this batch: `nll` and `tokens` (nats, count),
             `pair_nll` and `pair_tokens` [P], and, for MoE models, those of `routing_metrics`.
         """
-        theta, transformer = self._to_compute_dtype(theta), self.transformer
+        theta, transformer = self.in_use(theta), self.transformer
         source, target = self._sides(batch)
         output = transformer.hidden(theta, source, target, context)
         losses = transformer.loss(
@@ -291,7 +300,7 @@ class TranslationTask:
         """The weights rearranged for `decode`, computed once for many batches. Raises
         ValueError: the gating is not batch independent."""
         self._check_gating()
-        return self.transformer.lay_out(self._to_compute_dtype(theta), self.num_pieces)
+        return self.transformer.lay_out(self.in_use(theta), self.num_pieces)
 
     def check_request(self, request: Request) -> None:
         """Checks, without weights, that `translate` supports a request. Raises ValueError: as
@@ -336,7 +345,7 @@ class TranslationTask:
         length, under teacher forcing. They are those of beam search: the score of a translation is
         their sum divided by the length penalty. Sources and tasks are as for `translate`;
         target_ids int32 [B, T], EOS last."""
-        theta, transformer = self._to_compute_dtype(theta), self.transformer
+        theta, transformer = self.in_use(theta), self.transformer
         given = source_ids, source_lengths, target_ids, target_lengths, tasks
         source, target, skipped = sides_of(self.params.language_tags, *given)
         logits = transformer.fprop(theta, source, target, EVALUATION).outputs[:, skipped:]
@@ -355,7 +364,7 @@ class TranslationTask:
             reads, without a tag for the decoder.
         """
         source, target, skipped = sides_of(self.params.language_tags, *given)
-        theta = self._to_compute_dtype(theta)
+        theta = self.in_use(theta)
         hidden = self.transformer.hidden(theta, source, target, EVALUATION)
         ids = {"encoder": source.ids, "decoder": target.ids}
         found = {}
@@ -369,17 +378,6 @@ class TranslationTask:
                 tf.reshape(table, shape)[:, first:] for table in (routing.expert, weight)
             )
         return found
-
-    def _to_compute_dtype(self, theta):
-        """Casts the weights, unless their specs forbid it.
-
-        Weights that are split further at rest than in use are gathered here, after the cast.
-        """
-        dtype = self.params.activation_dtype
-        return theta.map(
-            lambda w, spec: copies.gather_weight(tf.cast(w, dtype) if spec.cast else w, spec.dims),
-            self.weights(),
-        )
 
 
 def split_request(

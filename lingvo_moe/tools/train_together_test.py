@@ -33,7 +33,8 @@ def run_two(logdir, *flags, deed="none", second=()):
     Args:
         logdir: of both.
         *flags: further ones.
-        deed: what the second process does at its first evaluation: "fail", "stop" or "none".
+        deed: what the second process does at an evaluation: "fail", at the first one; "stop" and
+            a step; or "none".
         second: further flags of the second process alone.
     """
     address = free_address()
@@ -85,13 +86,23 @@ def test_one_fails_at_an_evaluation_and_the_same_command_goes_on(tmp_path):
 
 def test_a_signal_to_one_stops_both_after_the_same_step(tmp_path):
     pytest.importorskip("jax")
-    stopped = run_two(tmp_path, "--set=train.max_steps=50", deed="stop")
+    stopped = run_two(tmp_path, "--set=train.max_steps=50", deed="stop 2")
     assert [code for code, _ in stopped] == [143, 143]
     [step] = re.findall(r"Interrupted at step (\d+); the same command resumes", stopped[0][1])
     for _, errors in stopped:
         assert "error:" not in errors
         assert "Traceback" not in errors
     assert ModelDir.open(tmp_path).checkpoints.steps()[-1] == int(step) < 50
+
+
+def test_a_signal_at_the_last_evaluation_ends_both(tmp_path):
+    """They do not fit a length penalty together, which one of them would not do."""
+    pytest.importorskip("jax")
+    fitted = "--set=decoding.length_penalty=FROM_DATA"
+    stopped = run_two(tmp_path, fitted, deed="stop 4")
+    assert [code for code, _ in stopped] == [143, 143]
+    assert "Done at step 4" in stopped[0][1]
+    assert ModelDir.open(tmp_path).checkpoints.steps()[-1] == 4
 
 
 SLOTS = "--set=model.moe.training=VExperts(devices=2, slots_per_device=6)"
@@ -175,7 +186,7 @@ def test_two_start_from_a_dense_model(tmp_path):
 
 
 def main(deed):
-    """One of the processes; the second one does the deed at its first evaluation."""
+    """One of the processes; the second one does the deed."""
     evaluate = training._Evaluator.__call__
 
     def act(self, step):
@@ -183,7 +194,7 @@ def main(deed):
             print(f"at {time.time()}", file=sys.stderr, flush=True)
             if deed == "fail":
                 raise OSError(CAUSE)
-            if deed == "stop" and step == 2:
+            if deed == f"stop {step}":
                 os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(self, step)
 

@@ -183,7 +183,9 @@ class _Loop:
         if not finished:
             where = "there" if self.saved_step == self.step else f"step {self.last_saved}"
             self.report(f"Interrupted at step {self.step}; the same command resumes from {where}.")
-        best, signal = self.best, signal or received()
+        if not signal:  # since the last agreement one may have come to some of the processes
+            signal = -self.process.minimum(-(received() or 0)) or None
+        best = self.best
         return TrainResult(self.step, finished, best.step, best.loss, signal, self.params.best_by)
 
     def _start(self, initialize):

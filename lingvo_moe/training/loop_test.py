@@ -173,6 +173,17 @@ def test_a_signal_at_the_last_step_is_told_too(tmp_path):
     assert (result.step, result.finished, result.signal) == (10, True, signal.SIGTERM)
 
 
+def test_a_signal_to_another_process_at_the_last_step_is_told_too(tmp_path):
+    asked = []
+
+    def minimum(value):
+        asked.append(value)
+        return -signal.SIGTERM if value == 0 else value  # 0: no signal came to this one
+
+    _, result, _ = _train(tmp_path, process=Process(0, minimum))
+    assert (result.finished, result.signal, asked[-1]) == (True, signal.SIGTERM, 0)
+
+
 def test_when_the_input_fails_what_was_trained_is_saved(tmp_path):
     def fail():
         raise OSError("Shard 3 is damaged.")

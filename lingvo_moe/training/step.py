@@ -71,6 +71,9 @@ class Trainable(Protocol):
     def num_targets(self, batch: NestedMap) -> tf.Tensor:
         """float32 []: the divisor of the loss of a whole batch."""
 
+    def in_use(self, theta: NestedMap) -> NestedMap:
+        """Weights, or some of them, in the dtype in which `loss`, which takes both, uses them."""
+
     def loss(
         self, theta: NestedMap, batch: NestedMap, denominator: tf.Tensor, context: Context
     ) -> LossOutput:
@@ -156,9 +159,11 @@ class TrainStep:
     def _micro_batches(self, theta, fixed, batch, denominator, seed):
         weights = self.task.weights()
         specs, _ = self.optimizer.split(weights, weights)
-        # Before the loop, so that weights that are split at rest are gathered once.
+        # Before the loop, so that weights that are split at rest are gathered once, after the cast.
         theta, fixed = (
-            tree.map(lambda weight, spec: copies.annotate_weight(weight, spec.dims), weights)
+            self.task.in_use(tree).map(
+                lambda weight, spec: copies.annotate_weight(weight, spec.dims), weights
+            )
             for tree in (theta, fixed)
         )
         if self.late_sums:
@@ -204,6 +209,7 @@ class TrainStep:
             theta.map(tape.watch)
             output = self.task.loss(merge_trees(theta, fixed), batch, denominator, context)
         grads = tape.gradient(output.objective, theta).map(tf.convert_to_tensor)
+        grads = grads.map(lambda grad: tf.cast(grad, tf.float32))
         most = NestedMap()
         if output.needed_rung is not None:
             most.needed_rung = output.needed_rung

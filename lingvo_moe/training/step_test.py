@@ -1,5 +1,7 @@
 """The training step by itself, on a task of one weight: least squares."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -28,6 +30,9 @@ class LeastSquares:
 
     def weights(self):
         return NestedMap(w=WeightSpec((2,), Constant(0.0), "M"))
+
+    def in_use(self, theta):
+        return theta
 
     def num_targets(self, batch):
         return tf.cast(tf.shape(batch.x)[0], tf.float32)
@@ -79,6 +84,28 @@ def test_a_step_by_hand(micro_batches, compiled):
     np.testing.assert_allclose(metrics.grad_norm, np.linalg.norm(gradient), rtol=1e-6)
     assert metrics.needed_rung == 3
     assert state.step == 1
+
+
+def test_micro_batches_use_weights_that_are_cast_once():
+    """They are cast, and so gathered, before the loop; gradients are summed in float32."""
+    used = []
+
+    class Halves(LeastSquares):
+        def in_use(self, theta):
+            return theta.map(lambda w: tf.cast(w, tf.bfloat16))
+
+        def loss(self, theta, batch, denominator, context):
+            used.append(theta.w.dtype)
+            return super().loss(
+                theta.map(lambda w: tf.cast(w, tf.float32)), batch, denominator, context
+            )
+
+    step = dataclasses.replace(step_of(4), task=Halves())
+    state, _ = step(state_of([0.5, -1.0]), NestedMap(x=tf.constant(rows())))
+    whole, _ = step_of(1)(state_of([0.5, -1.0]), NestedMap(x=tf.constant(rows())))
+    assert set(used) == {tf.bfloat16}
+    assert state.theta.w.dtype == tf.float32
+    np.testing.assert_allclose(state.theta.w, whole.theta.w, rtol=1e-2)
 
 
 def test_each_micro_batch_has_random_numbers_of_its_own():
