@@ -231,17 +231,9 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
             names[split] = dict(zip(placed, found.values(), strict=True))
             shards |= placed
         languages = pair.pair.source, pair.pair.target
+        lengths, ratio, targets = pair.lengths(), pair.length_ratio(), pair.least_targets()
         infos.append(
-            PairInfo(
-                name,
-                *languages,
-                len(infos),
-                examples,
-                names,
-                pair.lengths(),
-                pair.length_ratio(),
-                pair.least_targets(),
-            )
+            PairInfo(name, *languages, len(infos), examples, names, lengths, ratio, targets)
         )
         checks[name] = pair.summary(in_train[pair.pair.target])
         report(f"{name}: {examples.get('train', 0)} training examples")

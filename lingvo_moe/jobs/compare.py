@@ -120,7 +120,8 @@ def compare(
         for setting in settings
         if not _is_done(runs.get((setting.name, seed)), split)
     ]
-    _check_split({key: run for key, run in runs.items() if key not in _keys(missing)}, split)
+    again = {(setting.name, seed) for setting, seed in missing}
+    _check_split([run for key, run in runs.items() if key not in again], split)
     for setting in dict(missing):
         _check_dev(setting, overrides, dataset)
     for number, (setting, seed) in enumerate(missing, 1):
@@ -169,18 +170,14 @@ def add_runs(path: Path, runs: Iterable[dict[str, Any]]) -> dict[tuple[str, int]
     return merged
 
 
-def _keys(missing):
-    return [(setting.name, seed) for setting, seed in missing]
-
-
-def _check_split(runs, split):
-    """Checks that runs, which stay as they are, have no scores of another split than this one."""
-    for (row, seed), run in runs.items():
+def _check_split(runs: Iterable[Mapping[str, Any]], split: str | None) -> None:
+    """Checks that runs that are not made again have no scores of another split."""
+    for run in runs:
         if split and run.get("split", split) != split:
             raise ValueError(
-                f"The row {row!r} has scores of {run['split']}, seed {seed}; means over it and "
-                f"scores of {split} say nothing. Give this row and seed too, or "
-                f"--split={run['split']}."
+                f"The row {run['row']!r} has a run of seed {run['seed']} with scores of "
+                f"{run['split']}, and this call makes scores of {split}. Give this row and seed "
+                f"too, or --split={run['split']}."
             )
 
 

@@ -160,12 +160,7 @@ class TrainStep:
         weights = self.task.weights()
         specs, _ = self.optimizer.split(weights, weights)
         # Before the loop, so that weights that are split at rest are gathered once, after the cast.
-        theta, fixed = (
-            self.task.in_use(tree).map(
-                lambda weight, spec: copies.annotate_weight(weight, spec.dims), weights
-            )
-            for tree in (theta, fixed)
-        )
+        theta, fixed = self.task.in_use(theta), self.task.in_use(fixed)
         if self.late_sums:
             theta = copies.expand_copies(theta, specs)
         parts = batch.map(self._parts)
