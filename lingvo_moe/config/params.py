@@ -185,7 +185,7 @@ def _elements(text: str, element: Any, path: str) -> list[str]:
             f"{_choices(element)}."
         ) from error
     several = isinstance(tree, ast.Tuple | ast.List)
-    return [ast.unparse(node) for node in (tree.elts if several else [tree])]  # type: ignore
+    return [ast.get_source_segment(text, node) for node in (tree.elts if several else [tree])]  # type: ignore
 
 
 def _policy(cls: type, text: str, path: str) -> Any:
@@ -210,7 +210,11 @@ def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
         if _is_dotted_name(call):
             return {}
         if isinstance(call, ast.Call) and _is_dotted_name(call.func) and not call.args:
-            arguments = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
+            arguments = {
+                word.arg: ast.get_source_segment(text, word.value) or ""
+                for word in call.keywords
+                if word.arg
+            }
             if len(arguments) == len(call.keywords):
                 return arguments
     except _UNREADABLE:

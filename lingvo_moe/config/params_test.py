@@ -82,6 +82,8 @@ def test_tuples_of_policies():
     assert type(changed.policies[0].share) is float
     assert override(Model(), ["policies=Fixed(share=0.1)"]).policies == (Fixed(share=0.1),)
     assert override(changed, ["policies=()"]).policies == ()
+    bare = override(Model(), ["policies=(Fixed(mode=build/b-t), Fixed(mode=0x10))"]).policies
+    assert bare == (Fixed(mode="build/b-t"), Fixed(mode="0x10"))
     fields = to_fields(changed)
     name = f"{__name__}." if not __name__.startswith("lingvo_moe") else ""
     assert fields["policies"].startswith(f"({name}Fixed(mode='a, (b', share=1.0), {name}Around(")

@@ -45,8 +45,8 @@ class PairInfo:
     # of target to source tokens, that 99.9 % of train and dev have at most; 1.5 to 4, or 0 without
     # lines
     length_ratio: float = 0.0
-    # the least hashes of the targets of train, to count different ones of several pairs; see
-    # data.distinct
+    # the smallest hashes of the targets of train; they tell how many targets pairs share (see
+    # data.distinct)
     targets: list[int] = dataclasses.field(default_factory=list)
 
     def __post_init__(self):

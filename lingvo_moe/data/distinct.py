@@ -1,7 +1,7 @@
-"""About how many different texts there are, from their least hashes (Bar-Yossef et al. 2002).
+"""Estimates the number of different texts by their smallest hashes (Bar-Yossef et al. 2002).
 
-The least hashes of several pairs together are among the least of each, so a few numbers a pair are
-enough, however much text it has.
+The smallest hashes of several pairs together are among the smallest of each, so a few numbers a
+pair are enough, however much text it has.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _RANGE = 2.0**48  # numbers that JSON keeps in any reader
 
 
 def least(hashes: np.ndarray) -> list[int]:
-    """The least different numbers of hashes, S16: at most 64, from 0 to 2^48, sorted."""
+    """The smallest of hashes, S16, without repeats: at most 64, from 0 to 2^48, sorted."""
     numbers = np.unique(hashes).view(np.uint64)[::2] >> np.uint64(16)
     return least_of([numbers.tolist()])
 
@@ -24,5 +24,5 @@ def least_of(found: Iterable[Iterable[int]]) -> list[int]:
 
 
 def estimate(found: list[int]) -> float:
-    """About the number of different texts; exact for less than 64."""
+    """About the number of different texts; exact for fewer than 64."""
     return len(found) if len(found) < _KEPT else (_KEPT - 1) * _RANGE / (found[-1] + 1)

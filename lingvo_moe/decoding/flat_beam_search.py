@@ -72,6 +72,7 @@ class _Rows(NamedTuple):
     sentence: tf.Tensor  # its position in the batch
     max_length: tf.Tensor
     rewarded: tf.Tensor  # largest length that the score counts, float32
+    key: tf.Tensor  # a hash of it, for sampling
     source: Any
     caches: Any
     living: _Living
@@ -131,8 +132,17 @@ def beam_search(
         steps = max(params.longest(source_ids.shape[1]), len(request.prefix) + 1)
     owners = tf.repeat(source_lengths, params.beam_size // request.sharing)
     caches = model.empty_caches(owners, (steps or 0) * request.sharing, dtype)
-    found = search(step_fn, caches, source, *lengths, request, steps, start)
+    keys = _keys(source_ids, source_lengths)
+    found = search(step_fn, caches, source, *lengths, request, steps, start, keys)
     return found if first is None else _without_first(found)
+
+
+def _keys(ids, lengths):
+    """int32 [B], a hash of each source, whatever its padding."""
+    place = tf.range(tf.shape(ids)[1])
+    weights = tf.where(place < lengths[:, None], place + 1, 0)
+    total = tf.reduce_sum(tf.cast(ids, tf.int64) * tf.cast(weights, tf.int64), axis=1)
+    return tf.cast(total % 2**31, tf.int32)
 
 
 def _without_first(output):
@@ -156,6 +166,7 @@ def search(
     request: Request,
     steps: int | None = None,
     start: int = BOS,
+    keys: tf.Tensor | None = None,
 ) -> BeamOutput:
     """Flat beam search over any step function.
 
@@ -179,6 +190,7 @@ def search(
         rewarded: float32 [B], the largest length that the score counts, with EOS.
         request: how to search.
         steps: T, at least the largest of max_lengths; None for exactly that number, dynamic.
+        keys: int32 [B], hashes of the sentences, for sampling; None if all are equal.
     """
     batch = tf.shape(max_lengths)[0]
     max_lengths = tf.maximum(max_lengths, forced(request.prefix) + 1)
@@ -188,7 +200,8 @@ def search(
     positions = steps * request.sharing if static else 0
     best = _nothing(batch, steps, request)
     living = _start(batch, steps, positions, request, start)
-    rows = _Rows(tf.range(batch), max_lengths, rewarded, source, caches, living, best)
+    keys = tf.zeros_like(max_lengths) if keys is None else keys
+    rows = _Rows(tf.range(batch), max_lengths, rewarded, keys, source, caches, living, best)
     if static:
         return _output(_run(step_fn, tf.constant(0), rows, steps, request)[1].best)
 
@@ -250,7 +263,7 @@ def _advance(step_fn, request, step, rows):
     scored = living.log_probs, logits, permitted, may_end
     continuations = smart_cond(
         request.samples,
-        lambda: _draw(*scored, must_end[:, None], step, params),
+        lambda: _draw(*scored, must_end[:, None], step, rows.key, params),
         lambda: _choose(*scored, params),
     )
     living = living._replace(visible=visible)
@@ -293,11 +306,11 @@ def _choose(log_probs, logits, allowed_logits, may_end, params):
     return _Continuations(ended, index // count, token, log_probs)
 
 
-def _draw(log_probs, logits, allowed_logits, may_end, must_end, step, params):
+def _draw(log_probs, logits, allowed_logits, may_end, must_end, step, keys, params):
     """A token for each sample."""
     never = _is_one_of(tf.range(logits.shape[-1]), (PAD, BOS, UNK))
     never |= _is_one_of(tf.range(logits.shape[-1]), (EOS,)) & ~may_end[..., None]
-    token = params.sampling.draw(tf.where(never, _IMPOSSIBLE, allowed_logits), step)
+    token = params.sampling.draw(tf.where(never, _IMPOSSIBLE, allowed_logits), step, keys)
     token = tf.where(must_end, EOS, token)
     log_probs -= tf.reduce_logsumexp(logits, axis=-1)
     log_probs += tf.gather(logits, token, batch_dims=2)

@@ -284,8 +284,14 @@ def test_samples_are_as_frequent_as_they_are_likely():
     np.testing.assert_allclose(share_of_a(temperature=0.5), 0.8, atol=0.05)
     assert share_of_a(top_k=1) == share_of_a(temperature=1e-37) == 1.0
     tie = tf.constant([[[0.0, 2.0, 2.0, 1.0]]])
-    kept = {Sampling(top_k=1, seed=seed).draw(tie, 0).numpy().item() for seed in range(9)}
-    kept |= {Sampling(top_p=0.3, seed=seed).draw(tie, 0).numpy().item() for seed in range(9)}
+    kept = {
+        Sampling(top_k=1, seed=seed).draw(tie, 0, tf.constant([0])).numpy().item()
+        for seed in range(9)
+    }
+    kept |= {
+        Sampling(top_p=0.3, seed=seed).draw(tie, 0, tf.constant([0])).numpy().item()
+        for seed in range(9)
+    }
     assert kept == {1}  # of equal ones the lowest
     # A alone has 2/3 of what can be drawn: enough for 0.6, not for 0.7.
     assert share_of_a(top_p=0.6) == 1.0
@@ -293,6 +299,19 @@ def test_samples_are_as_frequent_as_they_are_likely():
     # The other word has half of A's probability, with a temperature of 0.5 a quarter.
     assert share_of_a(min_p=0.6) == share_of_a(min_p=0.3, temperature=0.5) == 1.0
     assert share_of_a(min_p=0.4) < 0.8
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.999])
+def test_samples_of_many_sentences_are_as_frequent_as_they_are_likely(top_p):
+    sentences, words = 2000, 50
+    keys = np.random.default_rng(1).integers(0, 2**31, sentences, np.int32)
+    drawn = Sampling(top_p=top_p, seed=1).draw(
+        tf.zeros([sentences, 1, words]), 0, tf.constant(keys)
+    )
+    counts = np.bincount(drawn.numpy()[:, 0], minlength=words)
+    # 40 of each word; the standard deviation is 6.3.
+    assert counts.min() > 10
+    assert counts.max() < 80
 
 
 @pytest.mark.parametrize("length", [15, 20, 25, 30, 50, 85, 100])

@@ -18,8 +18,8 @@ _LEAST_TEMPERATURE = 1e-6
 class Sampling(Params):
     """Draws the next token at random.
 
-    All sentences use the same random numbers, so a translation does not depend on the other
-    sentences of its batch. The same sentence and seed give the same samples.
+    The random numbers of a sentence depend on its source alone, so a translation does not depend
+    on the other sentences of its batch. The same sentence and seed give the same samples.
 
     Attributes:
         temperature: logits are divided by it. Below 1e-6 it counts as 1e-6, so that quotients stay
@@ -38,14 +38,19 @@ class Sampling(Params):
     min_p: Share = 0.0
     seed: int = 0
 
-    def draw(self, logits: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def draw(self, logits: tf.Tensor, step: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         """Draws int32 [B, K], a token for each sample, by logits float32 [B, K, V], -inf for tokens
-        that must not be drawn. Each draw has another `step`, int32 []."""
+        that must not be drawn. Each draw has another `step`, int32 []; `keys`, int32 [B], are the
+        hashes of the sentences."""
         logits /= tf.maximum(self.temperature, _LEAST_TEMPERATURE)
         seed = random.fold_in(tf.stack([self.seed, 0]), step)
         uniform = random.uniform(tf.shape(logits)[1:], seed, low=1e-20)
         # The token with the largest logit plus Gumbel noise is a sample of the softmax.
         noise = -tf.math.log(-tf.math.log(uniform))
+        # Rotated for each sentence. Otherwise a word with much noise would be drawn in all of them.
+        size = tf.shape(logits)[-1]
+        place = (tf.range(size) + keys[:, None] % size) % size
+        noise = tf.transpose(tf.gather(noise, place, axis=1), [1, 0, 2])
         some = (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
         return smart_cond(
             some,
@@ -63,6 +68,6 @@ class Sampling(Params):
         share = tf.nn.softmax(tf.where(kept, best.values, -math.inf))
         kept &= (tf.cumsum(share, axis=-1, exclusive=True) < self.top_p) | (self.top_p >= 1)
         kept &= best.values - best.values[..., :1] >= tf.math.log(self.min_p)
-        noise = tf.gather(tf.broadcast_to(noise, tf.shape(logits)), best.indices, batch_dims=2)
+        noise = tf.gather(noise, best.indices, batch_dims=2)
         place = tf.argmax(tf.where(kept, best.values + noise, -math.inf), -1, tf.int32)
         return tf.gather(best.indices, place, batch_dims=2)

@@ -84,9 +84,11 @@ def evaluate(
     """
     check_output(output, MAKER, overwrite)
     ready = prepare_metrics(metrics)
+    here = {pair.name for pair in dataset.pairs}
+    # A fit for some languages only is not written; the pairs of imported models are not known.
+    whole = bool(model_dir.pairs) and set(model_dir.scored_pairs) <= here
     model_dir, dataset = model_dir.for_test_set(dataset)
     pairs = list(pairs)
-    here = {pair.name for pair in dataset.pairs}
     both = [name for name in model_dir.scored_pairs if name in here]
     references = references_of(dataset, split, pairs or both, report)
     if pivot is not None:
@@ -102,7 +104,6 @@ def evaluate(
         against.check(references, output)
     runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)
-    whole = set(model_dir.scored_pairs) <= here  # else the fit is of some languages only
     translator = fit_penalties(model_dir, translator, dataset, step, report, writes=whole)
     translate = _with_known_sources(translator, model_dir)
     translators = [(name, through(translate, via)) for name, via in pivots.items()]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lingvo_moe.config.fields import short_repr
+from lingvo_moe.decoding.fitted import Fitted
 from lingvo_moe.pretrained import config as configs
 from lingvo_moe.pretrained import tensors, tokenizer
 from lingvo_moe.pretrained.names import EMBEDDING, Origin, origins
@@ -31,6 +32,8 @@ _ALIASES = (
     "lm_head.weight",
 )
 _IGNORED = ("embed_positions.weights", ".version", "_float_tensor", "final_logits_bias")
+# Translations into some languages have 2.5 times as many tokens as their English sources.
+_LENGTH_RATIO = 4.0
 _ROWS = 4096  # of embeddings that are compared at a time
 
 _Read = Callable[[str], np.ndarray]
@@ -58,6 +61,7 @@ def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDi
             vocabulary.tags,
             dict.fromkeys(("source", "target"), vocabulary),
             None,
+            fitted=Fitted(ratios=dict.fromkeys(vocabulary.tags, _LENGTH_RATIO)),
         ).save()
         weights = {path: _weight(origin, read, source) for path, origin in of_weights.items()}
         save_weights(directory, weights, 0)

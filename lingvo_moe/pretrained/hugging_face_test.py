@@ -73,6 +73,7 @@ def original(source):
 def test_a_model_is_used_as_any_other(imported):
     source, model_dir = imported
     assert len(model_dir.tags) == (100 if source.name == "m2m100" else 202)
+    assert model_dir.fitted.numbers(min(model_dir.tags))["length_ratio"] == 4.0
     if source.name != "nllb_moe":
         return
     model = lm.load(model_dir.path)

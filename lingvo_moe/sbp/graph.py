@@ -180,10 +180,10 @@ def search(graph: Graph, mesh: Mesh, device: Device = _DEVICE, width: int = 5000
     A state: the types that are there of each tensor that is still needed; an input joins when it is
     first needed. A chain or a tree has few states. Other graphs may have many: a first search that
     keeps few states gives a bound, and a state that cannot come below it is left out. If there are
-    still more than `width`, only the cheapest are kept, and the plan is perhaps not the best. Nor
-    where the types on the way to one use of a tensor could serve another: on a mesh of several axes
-    each move is the cheapest by itself, and moves are made in the order of the uses. Raises
-    ValueError: a tensor has no type that divides it into equal pieces.
+    still more than `width`, only the cheapest are kept, and the plan may not be the best. It may
+    also miss the best on a mesh of several axes if a tensor has several uses: the move to each use
+    is chosen by itself, in the order of the uses. Raises ValueError: a tensor has no type that
+    divides it into equal pieces.
     """
     found = _search(graph, mesh, device, min(width, _FEW), math.inf)
     if not found.exact:

@@ -140,9 +140,9 @@ class ModelDir:
     def check_made_with(
         self, overrides: Sequence[str], dataset: Dataset, params: TranslationParams | None = None
     ) -> None:
-        """Checks that the logdir was begun with the params that a new one would have, except for
-        those that do not change the model's function; arguments as for `for_training`. Raises
-        ValueError: another one differs."""
+        """Checks that a new logdir, by the arguments of `for_training`, would have the params of
+        this one. Those that do not change the model's function may differ. Raises ValueError:
+        another one differs."""
         new = _overridden(params or registry.get_params(self.model), overrides)
         self._check_changes(COMPARING, with_values(new, recipe(dataset, new)))
 
@@ -433,6 +433,8 @@ def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None =
     """
     if (path / FILE).exists():
         return
+    if "[" in str(path.absolute()):  # TensorFlow reads it as a pattern
+        raise ValueError(f"Checkpoints in {path} could not be read: give a path without '['.")
     found = [one for one in (path / MANIFEST, *path.glob("checkpoints/*")) if one.exists()]
     for side, vocabulary in (vocabularies or {}).items():
         file = path / f"{side}.model"

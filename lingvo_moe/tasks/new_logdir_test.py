@@ -25,6 +25,11 @@ def test_a_prepared_dataset_is_left_alone(tmp_path):
     assert _contents(data) == before
 
 
+def test_a_path_that_tensorflow_cannot_read(tmp_path):
+    with pytest.raises(ValueError, match=r"without '\['"):
+        check_new_logdir(tmp_path / "lr[0.1]")
+
+
 def test_what_an_interrupted_start_leaves_may_be_there(tmp_path):
     """And files of the user."""
     made = ModelDir.create(tmp_path / "whole", "tiny.MoE", SHRINK, dataset())

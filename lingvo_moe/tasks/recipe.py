@@ -33,8 +33,9 @@ SIZE_UNIT = 32  # rows of an embedding table, so that the devices of a mesh can 
 ENOUGH = 8  # times the steps until a model uses its sources: nearly the best dev BLEU
 # Epochs of the average line -> dropout: more repeats need more (Sennrich and Zhang 2019,
 # arXiv 1905.11901; Araabi and Monz 2020, arXiv 2011.02266). Below 20 epochs a model needs none if
-# its dense twin has fewer weights than there are different target tokens: it knows targets that
-# many sources have soon by heart (experiments/results/notes.md).
+# its dense twin has fewer weights than train has target tokens, where a target that several
+# sources share counts once: a model soon knows such targets by heart
+# (experiments/results/notes.md).
 DROPOUTS = (20.0, 0.3), (0.0, 0.1)
 
 
@@ -269,7 +270,8 @@ def _dropout(text, params):
     dense = evolve(typical(params), "model.moe", None)  # a token uses about as many weights
     weights = count_weights(TranslationTask(dense).weights())
     if rate == DROPOUTS[-1][1] and weights < tokens:
-        return 0.0, f"{weights:,} weights without experts for {tokens:,} different target tokens"
+        why = f"{weights:,} weights without experts for {tokens:,} tokens of different targets"
+        return 0.0, why
     return rate, f"{epochs:,.1f} epochs of the average line"
 
 

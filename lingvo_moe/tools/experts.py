@@ -11,6 +11,7 @@ from lingvo_moe.evaluation.experts import analyze, layers_table, pairs_table
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.jobs.evaluation import record_routing
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.system.lines import first_of
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 from lingvo_moe.tools.common import FLAGS, Flag
@@ -19,7 +20,8 @@ TABLE = (
     Flag("logdir", str, None, "Directory of a trained model.", required=True),
     Flag("data", str, None,
          "Directory of prepared data, to count how many of its tokens choose each expert. The "
-         "counts of dev are also written to LOGDIR/routing.npz. Without this flag the counts "
+         "counts of dev are also written to LOGDIR/routing.npz, if the data have all pairs of "
+         "the model. Without this flag the counts "
          "in that file are used; each evaluation during training writes them."),
     Flag("split", ("dev", "test"), "dev", "Which lines of --data to count."),
 )  # fmt: skip
@@ -40,14 +42,25 @@ def main() -> None:
     print(layers_table(layers).to_text())
     print(f"\n{pairs_table(layers, record.pairs).to_text()}")
     if FLAGS.data and FLAGS.split == "dev":  # pruning reads the counts of dev
-        record.save(model_dir.routing_path)
-        common.report(f"Wrote the counts of the experts: {model_dir.routing_path}")
+        _save(record, model_dir)
 
 
 def _record(model_dir: ModelDir) -> RoutingRecord:
     if not FLAGS.data:
         return RoutingRecord.load(model_dir.routing_path)
     return record_routing(model_dir, Dataset.load(Path(FLAGS.data)), Local, FLAGS.split)
+
+
+def _save(record: RoutingRecord, model_dir: ModelDir) -> None:
+    here = {pair.name for pair in Dataset.load(Path(FLAGS.data)).pairs}
+    if missing := [pair for pair in model_dir.scored_pairs if pair not in here]:
+        common.report(
+            f"{model_dir.routing_path} stays: --data has no lines of {first_of(missing)}, "
+            f"whose counts would be lost."
+        )
+        return
+    record.save(model_dir.routing_path)
+    common.report(f"Wrote the counts of the experts: {model_dir.routing_path}")
 
 
 if __name__ == "__main__":

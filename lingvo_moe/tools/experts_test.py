@@ -1,5 +1,8 @@
 """lingvo-moe-experts as its users run it: in a process of its own."""
 
+import dataclasses
+import shutil
+
 import numpy as np
 import pytest
 
@@ -40,6 +43,11 @@ def test_only_the_counts_of_dev_are_kept_for_pruning(tmp_path):
     counts = model_dir.routing_path.read_bytes()
     assert dev == succeed("experts", f"--logdir={model_dir.path}").stdout != test
     assert succeed("experts", *of, "--split=test").stdout == test
+    assert model_dir.routing_path.read_bytes() == counts
+    shutil.copytree(dataset().directory, tmp_path / "part")
+    dataclasses.replace(dataset(), directory=tmp_path / "part", pairs=dataset().pairs[:1]).save()
+    stays = succeed("experts", of[0], f"--data={tmp_path / 'part'}").stderr
+    assert "would be lost" in stays
     assert model_dir.routing_path.read_bytes() == counts
 
 

@@ -183,7 +183,7 @@ class _Loop:
         if not finished:
             where = "there" if self.saved_step == self.step else f"step {self.last_saved}"
             self.report(f"Interrupted at step {self.step}; the same command resumes from {where}.")
-        if not signal:  # since the last agreement one may have come to some of the processes
+        if not signal:  # some processes may have one since they last agreed
             signal = -self.process.minimum(-(received() or 0)) or None
         best = self.best
         return TrainResult(self.step, finished, best.step, best.loss, signal, self.params.best_by)

@@ -72,7 +72,8 @@ class Trainable(Protocol):
         """float32 []: the divisor of the loss of a whole batch."""
 
     def in_use(self, theta: NestedMap) -> NestedMap:
-        """Weights, or some of them, in the dtype in which `loss`, which takes both, uses them."""
+        """Casts weights, all or some, to the dtype that `loss` computes in; `loss` takes cast and
+        uncast ones."""
 
     def loss(
         self, theta: NestedMap, batch: NestedMap, denominator: tf.Tensor, context: Context

@@ -1,6 +1,7 @@
 """Scalars for TensorBoard: TFRecord files of Event protos."""
 
 import collections
+import contextlib
 import os
 import socket
 import time
@@ -58,8 +59,10 @@ def read_scalars(directory: Path) -> dict[str, dict[int, float]]:
     """Tag -> step -> value, of all events files in a directory; a later point replaces earlier."""
     points: dict[str, dict[int, float]] = collections.defaultdict(dict)
     for path in sorted(directory.iterdir()):
-        for record in tf.data.TFRecordDataset(str(path)):
-            event = tf.compat.v1.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                points[value.tag][event.step] = value.simple_value
+        # A full disk or a crash may cut the last record; the resumed run wrote its step again.
+        with contextlib.suppress(tf.errors.DataLossError):
+            for record in tf.data.TFRecordDataset(str(path)):
+                event = tf.compat.v1.Event.FromString(record.numpy())
+                for value in event.summary.value:
+                    points[value.tag][event.step] = value.simple_value
     return points

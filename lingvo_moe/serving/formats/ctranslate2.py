@@ -120,6 +120,7 @@ def _check(model_dir: ModelDir) -> None:
     model, decoding = model_dir.params.model, model_dir.params.decoding
     known = (*_CARRIED_OUT, *_NOT_NEEDED)
     fields: dict[str, tuple[Params, str]] = {f"model.{n}": (model, n) for n in _DEFAULT_ALONE}
+    fields["language_tags"] = model_dir.params, "language_tags"
     fields |= {f"decoding.{n}": (decoding, n) for n in vars(decoding) if n not in known}
     for path, (params, name) in fields.items():
         value, default = getattr(params, name), getattr(type(params), name)

@@ -36,6 +36,7 @@ def dense(tmp_path_factory):
         ("model.moe=MoEParams(num_experts=8)", "model.moe=None only"),
         ("model.activation=GELU()", None),
         ("model.use_bias=True", "model.use_bias=False only"),
+        ("language_tags=OnBothSides()", "language_tags=OnSource"),
         ("decoding.target_prefix='the'", "target_prefix='' only"),
     ],
 )
