@@ -92,7 +92,7 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
         (_MIDDLE,),
         {"dense": "small.Dense", "32 experts in every layer": _EVERY.replace("Narrow", "MoE")},
     ),
-    # All languages have the same 31,000 targets, which models without dropout soon know by heart.
+    # All languages have the same 29,000 targets, which models without dropout soon know by heart.
     "into_english": ((_SHORT, "model.dropout_rate=0.2"), _DENSE | _32 | _SIDES),
     "depth": (
         (_SHORT, *_FROM_ENGLISH),
