@@ -37,22 +37,20 @@ def main() -> None:
             f"Logdir {FLAGS.logdir} is of {model_dir.model}, a dense model: it has no experts. "
             f"Give the logdir of a Mixture-of-Experts model."
         )
-    record = _record(model_dir)
+    data = Dataset.load(Path(FLAGS.data)) if FLAGS.data else None
+    if data:
+        record = record_routing(model_dir, data, Local, FLAGS.split)
+    else:
+        record = RoutingRecord.load(model_dir.routing_path)
     layers = analyze(record)
     print(layers_table(layers).to_text())
     print(f"\n{pairs_table(layers, record.pairs).to_text()}")
-    if FLAGS.data and FLAGS.split == "dev":  # pruning reads the counts of dev
-        _save(record, model_dir)
+    if data and FLAGS.split == "dev":  # pruning reads the counts of dev
+        _save(record, model_dir, data)
 
 
-def _record(model_dir: ModelDir) -> RoutingRecord:
-    if not FLAGS.data:
-        return RoutingRecord.load(model_dir.routing_path)
-    return record_routing(model_dir, Dataset.load(Path(FLAGS.data)), Local, FLAGS.split)
-
-
-def _save(record: RoutingRecord, model_dir: ModelDir) -> None:
-    here = {pair.name for pair in Dataset.load(Path(FLAGS.data)).pairs}
+def _save(record: RoutingRecord, model_dir: ModelDir, data: Dataset) -> None:
+    here = {pair.name for pair in data.pairs}
     if missing := [pair for pair in model_dir.scored_pairs if pair not in here]:
         common.report(
             f"{model_dir.routing_path} stays: --data has no lines of {first_of(missing)}, "
