@@ -44,13 +44,11 @@ class Sampling(Params):
         hashes of the sentences."""
         logits /= tf.maximum(self.temperature, _LEAST_TEMPERATURE)
         seed = random.fold_in(tf.stack([self.seed, 0]), step)
-        uniform = random.uniform(tf.shape(logits)[1:], seed, low=1e-20)
+        # Each sentence has its own noise; else a word with much of it would be drawn in all.
+        own = random.mix(tf.cast(keys, tf.uint32))[:, None, None]
+        words = random.mix(random.words(tf.shape(logits)[1:], seed) ^ own)
         # The token with the largest logit plus Gumbel noise is a sample of the softmax.
-        noise = -tf.math.log(-tf.math.log(uniform))
-        # Rotated for each sentence. Otherwise a word with much noise would be drawn in all of them.
-        size = tf.shape(logits)[-1]
-        place = (tf.range(size) + keys[:, None] % size) % size
-        noise = tf.transpose(tf.gather(noise, place, axis=1), [1, 0, 2])
+        noise = random.gumbel(words)
         some = (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
         return smart_cond(
             some,

@@ -164,8 +164,13 @@ def layer_names(count: int) -> Iterator[str]:
 
 
 def dropout(inputs: tf.Tensor, rate: float, context: Context) -> tf.Tensor:
-    """Zeroes elements with probability rate and scales the rest by 1/(1-rate); only in training."""
+    """Zeroes elements with probability rate and scales the rest by 1/(1-rate); only in training.
+
+    That scale is rounded to the elements' type, and the probability is the one that belongs to the
+    rounded scale, so that the mean stays the same.
+    """
     if not context.training or rate == 0.0:
         return inputs
-    keep = random.keep_mask(inputs, context.seed, rate)
-    return inputs * (tf.cast(keep, inputs.dtype) * tf.cast(1.0 / (1.0 - rate), inputs.dtype))
+    scale = float(inputs.dtype.as_numpy_dtype(1.0 / (1.0 - rate)))
+    keep = random.keep_mask(inputs, context.seed, 1.0 - 1.0 / scale)
+    return inputs * (tf.cast(keep, inputs.dtype) * tf.cast(scale, inputs.dtype))

@@ -83,6 +83,13 @@ def test_dropout_keeps_the_mean_and_is_reproducible():
     assert np.any(outputs != other.numpy())
 
 
+def test_dropout_keeps_the_mean_in_bfloat16():
+    # 1/0.9 is rounded to 1.109375, 0.9984 of it. The mean has a standard deviation of 0.0003.
+    ones = tf.ones([200, 200], tf.bfloat16)
+    outputs = [dropout(ones, 0.1, TRAINING.fold(f"{i}")) for i in range(64)]
+    assert np.mean(tf.cast(outputs, tf.float32)) == pytest.approx(1.0, abs=0.0008)
+
+
 def test_dropout_is_the_identity_in_evaluation_and_at_rate_zero():
     inputs = tf.ones([3])
     assert dropout(inputs, 0.5, EVALUATION) is inputs

@@ -43,17 +43,35 @@ def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
     return tf.stack([_bits([], seed, tf.int32), data])
 
 
+def words(shape: tf.Tensor | Sequence[int], seed: tf.Tensor) -> tf.Tensor:
+    """Random uint32 words of a shape from a seed int32 [2]; the same everywhere."""
+    static = _static(shape)
+    if not _elementwise.get() or static is None:
+        return _bits(shape, seed)
+    return _draw(static, seed, list)
+
+
 def uniform(
     shape: tf.Tensor | Sequence[int], seed: tf.Tensor, low: float = 0.0, high: float = 1.0
 ) -> tf.Tensor:
     """float32 U[low, high) of a shape, of 23 random bits each, from a seed int32 [2]; bit for bit
     the same everywhere."""
-    static = _static(shape)
-    if not _elementwise.get() or static is None:
-        unit = _unit(_bits(shape, seed))
-    else:
-        unit = _draw(static, seed, lambda words: [_unit(word) for word in words])
+    unit = _unit(words(shape, seed))
     return unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low
+
+
+def mix(words: tf.Tensor) -> tf.Tensor:
+    """uint32 words -> other words, one to one, such that those of words that differ in any bits
+    look independent: the last steps of MurmurHash3 (Appleby 2011)."""
+    for shift, factor in zip((16, 13), (0x85EBCA6B, 0xC2B2AE35), strict=True):
+        words ^= tf.bitwise.right_shift(words, tf.constant(shift, tf.uint32))
+        words *= tf.constant(factor, tf.uint32)
+    return words ^ tf.bitwise.right_shift(words, tf.constant(16, tf.uint32))
+
+
+def gumbel(words: tf.Tensor) -> tf.Tensor:
+    """float32 Gumbel noise of random uint32 words: finite, of 23 bits each."""
+    return -tf.math.log(-tf.math.log(_unit(words) + 2.0**-24))
 
 
 def keep_mask(tensor: tf.Tensor, seed: tf.Tensor, rate: float) -> tf.Tensor:
