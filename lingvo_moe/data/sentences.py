@@ -44,7 +44,11 @@ _MORE_ENDS = re.compile(
     rf"|(?<!\s)\s*{LINE_ENDS}\s*"  # from the first space, else each of n spaces reads the others
 )
 # No end: an initial ("J."), which is no letter after a mark, and a point without a space after it.
-_NO_END = re.compile(rf"(?<![^\s.\-{re.escape(_OPENING)}])[^\W\d_]\.\s*$|[.!?]$")
+_NO_END = re.compile(rf"(?<![^\s.\-{re.escape(_OPENING)}])[^\W\d_]\.\s*\Z|[.!?]\Z")
+# The end of an abbreviation or a number before a digit, and of any word before other characters.
+_SHORT_POINT, _POINT = (
+    re.compile(rf"{word}\.(?:(?!{LINE_ENDS})\s)*\Z") for word in (r"\b[^\W\d_]{2,4}", r"\w")
+)
 # Where a long sentence is cut, the best place first; of its length, what is too near its ends.
 _CUTS = (
     (0.25, re.compile(r"[;:؛]\s+|[；：]\s*")),
@@ -78,6 +82,7 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     code = re.split("[-_@]", language)[0].lower()
     # sentencex can fail beside white space that is not ASCII.
     plain = re.sub(r"[^\S\x00-\x7f]", " ", text)
+    cased = text != text.lower()
     places = itertools.accumulate(map(len, _segments(_CODES.get(code, code), plain)), initial=0)
     found = (text[start:end] for start, end in itertools.pairwise(places))
     sentences: list[list[str]] = [[]]
@@ -86,7 +91,8 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
         rest = piece.lstrip()
         sentences[-1].append(piece[: len(piece) - len(rest)])
         before = "".join(sentences[-1][-2:])[-9:]
-        if not bare and not _NO_END.search(before) and re.search(r"\w", rest):
+        ends = not (_NO_END.search(before) or (cased and _goes_on(before, rest)))
+        if not bare and ends and re.search(r"\w", rest):
             sentences.append([])
             bare = True
         sentences[-1].append(rest)
@@ -110,7 +116,7 @@ def split_texts(
     while True:
         texts_of_parts = [as_read(part.rstrip(), language) for parts in split for part in parts]
         lengths = iter(count(texts_of_parts) if texts_of_parts else ())
-        sized = [[(part, next(lengths)) for part in parts] for parts in split]
+        sized = [[(one, _size(one, next(lengths), room)) for one in parts] for parts in split]
         shorter = [
             [half for part, size in parts for half in (_halves(part) if size > room else [part])]
             for parts in sized
@@ -173,10 +179,23 @@ def _segments(code: str, text: str) -> Iterator[str]:
         yield from others
 
 
+def _goes_on(before: str, rest: str) -> bool:
+    """Whether a point ends no sentence, by what follows in its line: a lower-case letter ("19.
+    siècle") or, after a short word, a digit ("art. 5")."""
+    if rest[:1].isdigit():
+        return bool(_SHORT_POINT.search(before))
+    return rest[:1].islower() and bool(_POINT.search(before))
+
+
 def _pieces(ends: re.Pattern[str], text: str) -> list[str]:
     """The pieces of a text between matches, each with the match after it."""
     places = [0, *(match.end() for match in ends.finditer(text)), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(places) if start < end]
+
+
+def _size(part: str, tokens: int, room: int) -> int:
+    """What has no words is copied, so it is never too long."""
+    return min(tokens, room) if wordless(part) else tokens
 
 
 def _halves(text: str) -> list[str]:

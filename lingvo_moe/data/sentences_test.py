@@ -25,6 +25,9 @@ from lingvo_moe.data.sentences import Part, join_parts, split_sentences, split_t
         ("en", "one\u2028|two \u2029 |three\x85|four"),
         ("en", "." * 100_000),
         ("en", f"one{' ' * 100_000}two"),
+        ("en", "One.\n|Two?\r\n|Three."),
+        ("fr", "Au 19. siècle, art. 5 et al. ont dit. |Il partait. |Deux."),
+        ("en", "the end.\n|is not here"),
         ("de", "Er kam am 3. Mai mit Dr. Ott, z.B. um 7. |Nr. 5 fehlt."),
         ("deu_Latn", "Er kam am 3. Mai. |Nr. 5 fehlt."),
         ("zh_Hans", "一。|二！」|三"),
@@ -91,6 +94,7 @@ def letters(texts):
         ("a; bcde fghij", 9, ["a; bcde", "fghij"]),  # ";" is too far from the middle
         ("abcdefgh", 3, ["ab", "cd", "ef", "gh"]),
         ("กิกิ", 3, ["กิ", "กิ"]),  # a vowel sign stays with its letter
+        ("ab www.cdefghijk.com/lm no", 9, ["ab", "www.cdefghijk.com/lm", "no"]),
         (" ", 9, []),
         ("...", 9, []),
     ],
@@ -98,4 +102,4 @@ def letters(texts):
 def test_a_long_sentence_is_cut_until_it_fits(text, room, parts):
     (found,) = split_texts([text], "en", room, letters)
     assert [part.text for part in found] == parts
-    assert [part.size for part in found] == letters([text.strip() for text in parts])
+    assert [part.size for part in found] == [min(size, room) for size in letters(parts)]
