@@ -6,7 +6,9 @@ python -m experiments.experts baselines --data=DATA --runs=build/results/experts
 
 Make DATA from the corpora of experiments.verses with `lingvo-moe-prepare --joint_vocab`:
 into_english_200 for into_english, english_40 for power_law, larger and baselines, english_200 for
-the others. After each run experiments/results/experts_STUDY.json has its results, and the table
+the others. The row "upcycled from it" begins with the last checkpoint of the row before it.
+
+After each run experiments/results/experts_STUDY.json has its results, and the table
 experts_STUDY.csv and the pictures experts_STUDY.png (curves) and experts_STUDY_languages.png are
 written again, and experts_hours.png of all studies with the data of width. The same command makes
 only what is missing; processes with other --rows or --seeds may share --runs. For baselines --rows
@@ -70,7 +72,7 @@ _SIDES = {
 # Rows that hold 99.8 % of the tokens with little padding: about 9,700 target tokens a step.
 _FROM_ENGLISH = "input.batch_size=40", "input.source_length=192", "input.target_length=256"
 _LONG, _MIDDLE, _SHORT = (f"train.max_steps={steps}" for steps in (3250, 2400, 1100))
-# params of all rows; row -> model and params
+# params of all rows; row -> model and params, where {runs} is the study's directory
 STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "width": (
         (_LONG, *_FROM_ENGLISH),
@@ -127,6 +129,9 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
             "by language and token": _experts(
                 32, router="ByTaskAndToken(task='target',num_tasks=256)"
             ),
+            "dense for a third": "small.Narrow; train.max_steps=366",
+            "upcycled from it": f"{_experts(32)}; train.max_steps=734; "
+            "init.logdir={runs}/dense for a third/{seed}",
             "temperature 1": f"{_experts(32)}; input.temperature=1.0",
             "temperature 5": f"{_experts(32)}; input.temperature=5.0",
         },
@@ -155,7 +160,7 @@ def main() -> None:
         common = [*COMMON, *of_study]
         for seed, row in itertools.product(map(int, seeds), rows):
             add_runs(runs / FILE, _saved(path.with_suffix(".json")))
-            settings = [Setting.parse(f"{row}: {study[row]}")]
+            settings = [Setting.parse(f"{row}: {study[row].format(runs=runs, seed=seed)}")]
             made = compare(settings, data, runs, [seed], common, Local, print, split="test")
             add_runs(path.with_suffix(".json"), [with_spbleu(run, runs) for run in made])
             write(args.study, RESULTS)
