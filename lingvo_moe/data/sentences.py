@@ -57,6 +57,12 @@ _CUTS = (
 )
 # Chinese and Japanese have no space between sentences.
 _NO_SPACE_AFTER = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff9f][”’]?$")
+# Languages that write "2nd" as "2.", and such a number, at the end of a text.
+_WITH_ORDINALS = re.compile(
+    "de|cs|sk|pl|da|fi|tr|no|nb|nn|nob|nno|hu|hun|et|est|ekk|lv|lav|lvs|lt|lit|sl|slv|hr|hrv|sr|srp"
+    "|bs|bos|is|isl|fo|fao|lb|ltz|hsb|dsb"
+)
+_ORDINAL = re.compile(r"(?<![\w:,.])(?:\d{1,2}|[IVX]+)\.\s*\Z")
 
 
 class Part(NamedTuple):
@@ -80,10 +86,11 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     which begins with no space. What has no words belongs to the sentence after it, or to the last
     one. The language is a code; of an unknown one the rules for most languages hold."""
     code = re.split("[-_@]", language)[0].lower()
+    code = _CODES.get(code, code)
     # sentencex can fail beside white space that is not ASCII.
     plain = re.sub(r"[^\S\x00-\x7f]", " ", text)
     cased = text != text.lower()
-    places = itertools.accumulate(map(len, _segments(_CODES.get(code, code), plain)), initial=0)
+    places = itertools.accumulate(map(len, _segments(code, plain)), initial=0)
     found = (text[start:end] for start, end in itertools.pairwise(places))
     sentences: list[list[str]] = [[]]
     bare = True
@@ -91,7 +98,11 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
         rest = piece.lstrip()
         sentences[-1].append(piece[: len(piece) - len(rest)])
         before = "".join(sentences[-1][-2:])[-9:]
-        ends = not (_NO_END.search(before) or (cased and _goes_on(before, rest)))
+        ends = not (
+            _NO_END.search(before)
+            or (cased and _goes_on(before, rest))
+            or (_WITH_ORDINALS.fullmatch(code) and _ORDINAL.search(before))
+        )
         if not bare and ends and re.search(r"\w", rest):
             sentences.append([])
             bare = True
