@@ -47,9 +47,10 @@ def test_values_and_gradients_equal_keras(smoothing, scale):
         ours = tf.reduce_sum(loss * weights)
         expected, logits = through_keras(hidden, table, LABELS, smoothing)
         theirs = tf.reduce_sum(expected * weights)
-    np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-5)
     expected_nll = tf.nn.sparse_softmax_cross_entropy_with_logits(LABELS, logits)
-    np.testing.assert_allclose(nll, expected_nll, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(nll, np.minimum(expected_nll, 85.0), rtol=1e-5, atol=1e-5)
+    within = expected_nll.numpy() < 85
+    np.testing.assert_allclose(loss[within], expected[within], rtol=1e-5, atol=1e-5)
     for source in (hidden, table):
         gradient, expected = tape.gradient(ours, source), tape.gradient(theirs, source)
         np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5 * scale)
@@ -63,16 +64,25 @@ def test_no_gradient_through_the_likelihood():
     np.testing.assert_array_equal(tape.gradient(nll, hidden), tf.zeros_like(hidden))
 
 
-def test_bfloat16_stays_near_float32():
-    hidden, table = random(BATCH, LENGTH, MODEL), random(VOCABULARY, MODEL, seed=1)
-    gradients = []
-    for dtype in (tf.float32, tf.bfloat16):
+@pytest.mark.parametrize("xla", [False, True])
+def test_bfloat16_stays_near_float32(xla):
+    """The sums over the vocabulary, here of 4,000, are in float32."""
+    hidden, table = random(BATCH, LENGTH, MODEL), random(4000, MODEL, seed=1)
+
+    @tf.function(jit_compile=xla)
+    def run(dtype):
         with tf.GradientTape() as tape:
             tape.watch([hidden, table])
-            loss, _ = smoothed_cross_entropy(
+            losses = smoothed_cross_entropy(
                 tf.cast(hidden, dtype), tf.cast(table, dtype), LABELS, 0.1
             )
-        assert loss.dtype == tf.float32
-        gradients.append(tape.gradient(loss, [hidden, table]))
-    for exact, near in zip(*gradients, strict=True):
-        np.testing.assert_allclose(near, exact, atol=0.03)
+        return *losses, *tape.gradient(losses[0], [hidden, table])
+
+    exact, near = run(tf.float32), run(tf.bfloat16)
+    assert near[0].dtype == near[1].dtype == tf.float32
+    for one, other in zip(exact, near, strict=True):
+        np.testing.assert_allclose(other, one, atol=0.03)
+    halves = (tf.cast(tensor, tf.bfloat16) for tensor in (hidden, table))
+    logits = tf.cast(tf.einsum("BTM,VM->BTV", *halves), tf.float32)
+    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(LABELS, logits)
+    np.testing.assert_allclose(near[1], expected, atol=2.0**-8)  # one rounding of the likelihood

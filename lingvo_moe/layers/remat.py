@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe.nn.gradients import custom_gradient
-from lingvo_moe.nn.tensorflow_private import control_flow_util, xla_optimization_barrier
+from lingvo_moe.nn.tensorflow_private import in_xla, xla_optimization_barrier
 
 
 def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,7 +89,7 @@ def _after(tensors, upstream):
     the second one early; both would keep everything in memory. XLA respects barriers but not
     control dependencies; TensorFlow's executor respects control dependencies.
     """
-    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    if in_xla():
         held = xla_optimization_barrier([*tensors, *upstream])
         for tensor, before in zip(held, [*tensors, *upstream], strict=True):
             tensor.set_shape(before.shape)
