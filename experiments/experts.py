@@ -271,10 +271,11 @@ def gains_table(
 
 
 def _curve(runs):
-    """Means over seeds: target tokens in millions, dev losses, and hours of training steps."""
+    """Means over seeds: target tokens in millions and dev losses; and hours of training steps, with
+    the median time of a step, because one seed may have run on a faster machine."""
     steps, losses = np.mean([run["curve"] for run in runs], axis=0).T
     tokens = np.mean([run["target_tokens"] for run in runs]) / steps[-1]
-    seconds = np.mean([run["step_seconds"] for run in runs])
+    seconds = np.median([run["step_seconds"] for run in runs])
     return steps * tokens / 1e6, losses, steps * seconds / 3600
 
 

@@ -88,6 +88,7 @@ def test_a_process_that_starts_again_and_others_that_connect(start):
         wait_until(lambda: "Waiting for the other processes" in stopped.errors(), "it waits")
         time.sleep(0.5)  # until it has reported
         stopped.kill()
+        stopped.wait()  # until its connection is closed
         others = [start(MEETING, address, index, 3) for index in (1, 2)]
         for done in wait_for_all([first, *others]):
             assert (done.returncode, done.stdout) == (0, "['of 0', 'of 1', 'of 2'] 5\n"), (
