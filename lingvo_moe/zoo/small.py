@@ -116,8 +116,8 @@ class Narrow32E(Narrow):
     """small.Narrow with 32 experts in every layer, for text from English into many languages.
 
     From English into 200 languages, 31.2M target tokens and two hours of a core in bfloat16, chrF++
-    is 20.0; that of a dense model with equal FLOPs is 16.6 (three seeds; docs/results.md). No choice
-    of an expert is dropped. On a mesh it needs --set="model.moe.training=Dropless()".
+    is 20.0; that of a dense model with equal FLOPs is 16.6 (three seeds; docs/results.md). No
+    choice of an expert is dropped. On a mesh it needs --set="model.moe.training=Dropless()".
     """
 
     moe = MoEParams(
