@@ -69,6 +69,11 @@ _SIDES = {
     "32 experts in the encoder": _experts(32, decoder_num_experts=2),
     "32 experts in the decoder": _experts(2, decoder_num_experts=32),
 }
+_UPCYCLING = {
+    "dense for a third": "small.Narrow; train.max_steps=366",
+    "upcycled from it": f"{_experts(32)}; train.max_steps=734; "
+    "init.logdir={runs}/dense for a third/{seed}",
+}
 # Rows that hold 99.8 % of the tokens with little padding: about 9,700 target tokens a step.
 _FROM_ENGLISH = "input.batch_size=40", "input.source_length=192", "input.target_length=256"
 _LONG, _MIDDLE, _SHORT = (f"train.max_steps={steps}" for steps in (3250, 2400, 1100))
@@ -111,6 +116,7 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
         (_SHORT, *_FROM_ENGLISH),
         _32
         | _SIDES
+        | _UPCYCLING
         | {
             "in every layer": _EVERY,
             "capacity 1": _experts(32, training="Gather(capacity_factor=1.0)"),
@@ -129,9 +135,6 @@ STUDIES: Mapping[str, tuple[Sequence[str], Mapping[str, str]]] = {
             "by language and token": _experts(
                 32, router="ByTaskAndToken(task='target',num_tasks=256)"
             ),
-            "dense for a third": "small.Narrow; train.max_steps=366",
-            "upcycled from it": f"{_experts(32)}; train.max_steps=734; "
-            "init.logdir={runs}/dense for a third/{seed}",
             "temperature 1": f"{_experts(32)}; input.temperature=1.0",
             "temperature 5": f"{_experts(32)}; input.temperature=5.0",
         },
@@ -237,6 +240,8 @@ def write(study: str, folder: Path) -> None:
     write_whole(folder / f"{path.name}_languages.png", to_png(draw_languages(rows, bilingual)))
     if study in SAME_DATA:
         studies = {name: _rows(name, folder) for name in SAME_DATA}
+        for row in _UPCYCLING:  # parts of a training
+            studies["routing"].pop(row, None)
         write_whole(folder / "experts_hours.png", to_png(draw_hours(studies)))
 
 
